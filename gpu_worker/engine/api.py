@@ -1,0 +1,170 @@
+"""The seam between the engine and whoever drives it: plain messages and one protocol.
+
+The messages are msgspec structs because they cross a process border (engine/process.py ⇄ gpu_worker/bridge.py); tests
+and simulators call the same `Engine` in process. Nothing here knows protobuf, asyncio or torch.
+"""
+
+from enum import IntEnum
+from typing import Protocol
+
+import msgspec
+
+from mesh.sampling import Sampling
+
+
+class Reason(IntEnum):
+    """Why a choice ended. Values are those of shoal.types.v1.FinishReason."""
+
+    STOP = 1
+    LENGTH = 2
+    PARKED = 3
+    ERROR = 4
+
+
+class ChoicePlan(msgspec.Struct, frozen=True):
+    """One of a request's n answers. `emitted_ids` is what the client has already; the choice goes on after it."""
+
+    index: int
+    emitted_ids: list[int] = []
+
+
+class Plan(msgspec.Struct, frozen=True, kw_only=True):
+    """One request as the engine sees it. (request_id, attempt) is its identity."""
+
+    request_id: str
+    attempt: int
+    prompt_ids: list[int]
+    choices: list[ChoicePlan]
+    sampling: Sampling  # seed is set: a random choice is a function of (seed, choice index, output position)
+    cache_salt: bytes = b""
+    adapter: str = ""
+
+
+class Logprob(msgspec.Struct, frozen=True):
+    """ln p of a token at temperature 1, before truncation; `top` holds the likeliest, best first."""
+
+    token_id: int
+    logprob: float
+    top: list[tuple[int, float]] = []
+
+
+class Usage(msgspec.Struct, frozen=True, kw_only=True):
+    """Counted from token ids. `cached` maps a KvTier value (1 = device) to prompt tokens found there."""
+
+    prompt_tokens: int
+    completion_tokens: int  # summed over choices, emitted_ids of earlier attempts included
+    cached: dict[int, int] = {}
+    recomputed_tokens: int = 0
+    precision: str = "fp32"
+    queue_ms: int = 0
+    first_token_ms: int = 0
+
+
+class TokensEvent(msgspec.Struct, frozen=True, tag="tokens"):
+    """New tokens of one choice; `position` is the output position of ids[0]."""
+
+    request_id: str
+    attempt: int
+    choice: int
+    position: int
+    ids: list[int]
+    logprobs: list[Logprob] = []
+
+
+class FinishedEvent(msgspec.Struct, frozen=True, tag="finished"):
+    """The end of one choice. `usage` covers the whole request so far; `last` = no choice of it is left here."""
+
+    request_id: str
+    attempt: int
+    choice: int
+    reason: Reason
+    completion_tokens: int
+    usage: Usage
+    last: bool
+    stop_token_id: int | None = None
+    message: str = ""
+
+
+Event = TokensEvent | FinishedEvent
+
+
+class EngineLoad(msgspec.Struct, frozen=True, kw_only=True):
+    """Where the engine stands after a step. free + cached + used = total, always."""
+
+    steps: int
+    waiting_sequences: int
+    running_sequences: int
+    queued_prefill_tokens: int
+    free_blocks: int
+    cached_blocks: int
+    used_blocks: int
+    total_blocks: int
+    prefill_tokens_per_s: float  # 0 = not yet known
+    decode_tokens_per_s: float
+    median_step_ms: float
+    preemptions: int
+    running: list[tuple[str, int]]  # (request_id, attempt) of all that runs or waits
+    computed: dict[str, int] = {}  # request_id -> prompt + emitted tokens whose KV is ready
+    queued: list[str] = []  # request_ids without a place in a step yet
+
+
+class StepResult(msgspec.Struct, frozen=True, kw_only=True):
+    """What one step changed. Block keys are chain keys (mesh/blocks.py) the prefix cache gained and lost."""
+
+    events: list[Event]
+    load: EngineLoad
+    duration_ms: float
+    prefill_tokens: int = 0
+    decode_tokens: int = 0
+    blocks_stored: list[bytes] = []
+    blocks_evicted: list[bytes] = []
+
+
+class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """What an engine is; fixed after loading."""
+
+    model: str
+    architecture: str
+    model_digest: bytes
+    tokenizer_digest: bytes
+    vocab_size: int
+    context_tokens: int
+    eos_token_ids: list[int]
+    block_tokens: int
+    layers: int
+    kv_heads: int
+    head_dim: int
+    kv_dtype: str
+    precision: str
+    total_blocks: int
+    max_sequences: int
+    device: str
+    simulated: bool = False
+
+
+class Engine(Protocol):
+    """What a worker drives. Synchronous; one thread. No method but `step` does work that grows with a prompt."""
+
+    info: EngineInfo
+
+    def submit(self, plan: Plan) -> None:
+        """Queue a request for the next steps.
+
+        Raises InvalidRequest (names the field: it can never run), Overloaded with retry_after_s (no room now), or
+        AlreadyExists (this attempt or a newer one is here). A newer attempt aborts the older one.
+        """
+
+    def abort(self, request_id: str, attempt: int) -> None:
+        """Free everything the attempt holds before the next step. No event follows. Unknown ids are ignored."""
+
+    def park(self, request_id: str, attempt: int) -> None:
+        """End the attempt with PARKED at the next step. Unknown ids are ignored."""
+
+    def step(self) -> StepResult:
+        """Advance every running sequence as far as one step's token budget allows. A sequence that fails ends alone."""
+
+    def has_work(self) -> bool:
+        """Whether `step` would advance anything."""
+
+    def block_keys(self) -> list[bytes]:
+        """Chain keys of all blocks that the prefix cache holds (for a snapshot)."""

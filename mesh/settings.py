@@ -1,0 +1,106 @@
+"""Settings: frozen, built once in a service's `__main__`, every field documented, unknown variables reported.
+
+A field `drain_s` of the worker is read from `SHOAL_WORKER_DRAIN_S`; fields that all services share (those of the two
+classes here) may be set for all at once as `SHOAL_DRAIN_S`. The service's own variable wins.
+"""
+
+import difflib
+import os
+from collections.abc import Iterator, Mapping
+from typing import ClassVar, Self
+
+from pydantic import Field, ValidationError
+from pydantic_settings import BaseSettings, EnvSettingsSource, PydanticBaseSettingsSource, SettingsConfigDict
+
+from mesh.models import DEFAULT_MODEL
+
+SHARED_PREFIX = "SHOAL_"
+SERVICES = ("GATEWAY", "SCHEDULER", "WORKER", "CACHE")
+# Read outside the services: mesh/models.py and the CLI.
+TOOL_VARIABLES = frozenset({"SHOAL_HOME"})
+
+
+class SettingsError(Exception):
+    """A value that cannot be used. The message names each variable and says what is wrong with it."""
+
+
+class ServiceSettings(BaseSettings):
+    """What every service has. Subclasses set `service` and add their own fields."""
+
+    model_config = SettingsConfigDict(frozen=True, extra="ignore")
+    service: ClassVar[str] = ""
+
+    host: str = Field("127.0.0.1", description="Address to listen on. Loopback unless you say otherwise.")
+    advertise_host: str = Field(
+        "", description="Host name by which peers reach this process. Empty = `host`, or the machine's name behind 0.0.0.0."
+    )
+    metrics_port: int = Field(0, ge=0, le=65535, description="Port of Prometheus /metrics. 0 = any free port.")
+    log_level: str = Field("info", pattern="^(debug|info|warning|error)$", description="Least severe level logged.")
+    log_format: str = Field("json", pattern="^(json|text)$", description="json = one object a line with trace ids.")
+    otlp_endpoint: str = Field(
+        "", description="OTLP/gRPC collector, e.g. http://localhost:4317. Empty = no tracing, at no cost."
+    )
+    trace_ratio: float = Field(1.0, ge=0, le=1, description="Share of new traces that are recorded.")
+    drain_s: float = Field(
+        25.0, ge=0, description="After SIGTERM: seconds that running work may take to end. Keep it under the kill timer."
+    )
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        own = EnvSettingsSource(settings_cls, env_prefix=f"{SHARED_PREFIX}{cls.service}_")
+        return init_settings, own, _SharedSource(settings_cls, env_prefix=SHARED_PREFIX)
+
+    @classmethod
+    def load(cls, **given: object) -> Self:
+        """From the environment. Raises SettingsError that lists every bad variable at once."""
+        try:
+            return cls(**given)  # type: ignore[arg-type]
+        except ValidationError as error:
+            lines = [
+                f"SHOAL_{cls.service}_{'_'.join(map(str, e['loc'])).upper()}: {e['msg']} (got {e['input']!r})"
+                for e in error.errors()
+            ]
+            raise SettingsError("\n".join(lines)) from None
+
+
+class ModelSettings(ServiceSettings):
+    """What services that read a model folder have."""
+
+    model: str = Field(DEFAULT_MODEL, description="Name of a pulled model, or the path of a model folder.")
+
+
+SHARED_FIELDS = frozenset(ModelSettings.model_fields)
+
+
+class _SharedSource(EnvSettingsSource):
+    """Reads `SHOAL_<FIELD>` for shared fields only, so that one service's port is never another's."""
+
+    def __call__(self) -> dict[str, object]:
+        return {name: value for name, value in super().__call__().items() if name in SHARED_FIELDS}
+
+
+def variables(settings: type[ServiceSettings]) -> dict[str, str]:
+    """Every variable a service reads, with its description."""
+    return {
+        f"{SHARED_PREFIX}{settings.service}_{name.upper()}": field.description or ""
+        for name, field in settings.model_fields.items()
+    }
+
+
+def unknown_variables(settings: type[ServiceSettings], environ: Mapping[str, str] = os.environ) -> Iterator[str]:
+    """A sentence for each SHOAL_ variable that nothing reads: a typing error is said, not ignored."""
+    shared = {f"{SHARED_PREFIX}{name.upper()}" for name in SHARED_FIELDS} | TOOL_VARIABLES
+    own = set(variables(settings))
+    others = tuple(f"{SHARED_PREFIX}{name}_" for name in SERVICES if name != settings.service)
+    for variable in sorted(environ):
+        if not variable.startswith(SHARED_PREFIX) or variable in own | shared or variable.startswith(others):
+            continue
+        near = difflib.get_close_matches(variable, own | shared, n=1)
+        yield f"{variable} is set but nothing reads it" + (f"; did you mean {near[0]}?" if near else "")
