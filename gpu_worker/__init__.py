@@ -1,1 +1,1 @@
-"""gpu_worker: tokens for token ids. Owns the weights, the KV pool and the steps; knows no text, tenant quota or queue."""
+"""gpu_worker: tokens for token ids. Owns weights, KV pool and steps; knows no text, quota or queue."""

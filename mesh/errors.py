@@ -22,7 +22,7 @@ import math
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import grpc
 from google.protobuf.any_pb2 import Any as AnyProto
@@ -32,7 +32,13 @@ from grpc_status import rpc_status
 
 
 class ShoalError(Exception):
-    """The root. `message` is for the caller: what is wrong and what to do; no internals."""
+    """The root. `message` is for the caller: what is wrong and what to do; no internals.
+
+    `code` tells apart causes that share a status: a Cause of types.proto in lower case ("no_room"), or OpenAI's word
+    ("model_not_found"). It travels as google.rpc.ErrorInfo.reason; a peer's error without one came from the transport.
+    """
+
+    CODE: ClassVar[str | None] = None
 
     def __init__(
         self, message: str, *, field: str | None = None, code: str | None = None, retry_after_s: float | None = None
@@ -40,7 +46,7 @@ class ShoalError(Exception):
         super().__init__(message)
         self.message = message
         self.field = field
-        self.code = code
+        self.code = code or self.CODE
         self.retry_after_s = retry_after_s
 
 
@@ -51,10 +57,7 @@ class InvalidRequest(ShoalError):
 class PayloadTooLarge(InvalidRequest):
     """Larger than a stated limit. Not retried: it will not shrink."""
 
-    CODE = "payload_too_large"
-
-    def __init__(self, message: str, *, field: str | None = None) -> None:
-        super().__init__(message, field=field, code=self.CODE)
+    CODE = "too_large"
 
 
 class Unauthenticated(ShoalError):
@@ -72,17 +75,25 @@ class AlreadyExists(ShoalError):
 class Superseded(ShoalError):
     """A newer attempt, lease or connection of the same identity took over."""
 
+    CODE = "superseded"
+
 
 class Mismatch(ShoalError):
     """The peers do not agree on model, tokenizer, adapter or geometry."""
+
+    CODE = "mismatch"
 
 
 class Overloaded(ShoalError):
     """No room now. `retry_after_s` is when it is worth asking again."""
 
+    CODE = "no_room"
+
 
 class QuotaExceeded(Overloaded):
     """The tenant's bucket does not cover the request's price now."""
+
+    CODE = "quota"
 
 
 class Unavailable(ShoalError):
@@ -128,6 +139,9 @@ KINDS: dict[type[ShoalError], Kind] = {
 _BY_STATUS: dict[grpc.StatusCode, type[ShoalError]] = {
     kind.status: error for error, kind in KINDS.items() if error not in (WorkerLost, PayloadTooLarge)
 } | {grpc.StatusCode.NOT_FOUND: InvalidRequest, grpc.StatusCode.UNIMPLEMENTED: Internal}
+
+# Classes that share their parent's status and are told apart by code.
+_NARROW = (PayloadTooLarge, QuotaExceeded)
 
 
 def kind_of(error: ShoalError) -> Kind:
@@ -183,9 +197,7 @@ def error_of(rpc_error: grpc.aio.AioRpcError) -> ShoalError:
             reason = error_details_pb2.ErrorInfo()
             detail.Unpack(reason)
             code = reason.reason
-    if code == PayloadTooLarge.CODE:
-        return PayloadTooLarge(details, field=field)
-    cls = _BY_STATUS.get(rpc_error.code(), Internal)
+    cls = next((narrow for narrow in _NARROW if code == narrow.CODE), _BY_STATUS.get(rpc_error.code(), Internal))
     return cls(details or rpc_error.code().name, field=field, code=code, retry_after_s=retry_after_s)
 
 

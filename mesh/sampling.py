@@ -85,14 +85,14 @@ def _in_vocabulary(name: str, token: int, vocab_size: int) -> None:
         raise InvalidRequest(f"{name}: token id {token} is outside the vocabulary of {vocab_size}", field=name)
 
 
-_OPTIONAL = (
+_OPTIONAL: tuple[Any, ...] = (
     "temperature", "top_p", "top_k", "min_p", "seed", "presence_penalty", "frequency_penalty",
     "repetition_penalty", "min_tokens", "top_logprobs", "json_schema", "regex", "grammar",
 )  # fmt: skip
 
 
 def from_proto(message: types_pb2.SamplingParams) -> Sampling:
-    """Plain sampling of a protobuf one; absent fields take their defaults. Checks nothing."""
+    """Plain sampling of a protobuf one; absent fields take their defaults (max_tokens 0). Checks nothing."""
     given: dict[str, Any] = {name: getattr(message, name) for name in _OPTIONAL if message.HasField(name)}
     return Sampling(
         max_tokens=message.max_tokens,

@@ -32,7 +32,8 @@ class ServiceSettings(BaseSettings):
 
     host: str = Field("127.0.0.1", description="Address to listen on. Loopback unless you say otherwise.")
     advertise_host: str = Field(
-        "", description="Host name by which peers reach this process. Empty = `host`, or the machine's name behind 0.0.0.0."
+        "",
+        description="Name by which peers reach this process. Empty = `host`, or this machine's name behind 0.0.0.0.",
     )
     metrics_port: int = Field(0, ge=0, le=65535, description="Port of Prometheus /metrics. 0 = any free port.")
     log_level: str = Field("info", pattern="^(debug|info|warning|error)$", description="Least severe level logged.")
@@ -42,7 +43,9 @@ class ServiceSettings(BaseSettings):
     )
     trace_ratio: float = Field(1.0, ge=0, le=1, description="Share of new traces that are recorded.")
     drain_s: float = Field(
-        25.0, ge=0, description="After SIGTERM: seconds that running work may take to end. Keep it under the kill timer."
+        25.0,
+        ge=0,
+        description="After SIGTERM: seconds that running work may take to end. Keep it under the kill timer.",
     )
 
     @classmethod

@@ -49,15 +49,24 @@ class Logprob(msgspec.Struct, frozen=True):
 
 
 class Usage(msgspec.Struct, frozen=True, kw_only=True):
-    """Counted from token ids. `cached` maps a KvTier value (1 = device) to prompt tokens found there."""
+    """One attempt's, counted from token ids. `cached` maps a KvTier value (1 = device) to prompt tokens found there."""
 
     prompt_tokens: int
-    completion_tokens: int  # summed over choices, emitted_ids of earlier attempts included
+    completion_tokens: int  # newly emitted, summed over choices; a token that ends a choice counts
     cached: dict[int, int] = {}
     recomputed_tokens: int = 0
     precision: str = "fp32"
     queue_ms: int = 0
     first_token_ms: int = 0
+
+
+class AcceptedEvent(msgspec.Struct, frozen=True, tag="accepted"):
+    """The request got its first place in a step. Comes once, before its first TokensEvent."""
+
+    request_id: str
+    attempt: int
+    cached: dict[int, int]
+    queue_ms: int
 
 
 class TokensEvent(msgspec.Struct, frozen=True, tag="tokens"):
@@ -72,7 +81,10 @@ class TokensEvent(msgspec.Struct, frozen=True, tag="tokens"):
 
 
 class FinishedEvent(msgspec.Struct, frozen=True, tag="finished"):
-    """The end of one choice. `usage` covers the whole request so far; `last` = no choice of it is left here."""
+    """The end of one choice. `usage` covers this attempt so far; `last` = no choice of it is left here.
+
+    `completion_tokens` counts this choice's output, emitted_ids of earlier attempts included.
+    """
 
     request_id: str
     attempt: int
@@ -85,7 +97,7 @@ class FinishedEvent(msgspec.Struct, frozen=True, tag="finished"):
     message: str = ""
 
 
-Event = TokensEvent | FinishedEvent
+Event = AcceptedEvent | TokensEvent | FinishedEvent
 
 
 class EngineLoad(msgspec.Struct, frozen=True, kw_only=True):
@@ -98,6 +110,7 @@ class EngineLoad(msgspec.Struct, frozen=True, kw_only=True):
     free_blocks: int
     cached_blocks: int
     used_blocks: int
+    committed_blocks: int  # used plus what running requests may still grow into (prompt + max_tokens)
     total_blocks: int
     prefill_tokens_per_s: float  # 0 = not yet known
     decode_tokens_per_s: float
@@ -160,11 +173,14 @@ class Engine(Protocol):
     def park(self, request_id: str, attempt: int) -> None:
         """End the attempt with PARKED at the next step. Unknown ids are ignored."""
 
+    def stop_choice(self, request_id: str, attempt: int, choice: int, keep_tokens: int) -> None:
+        """End one choice with STOP at the next step, its output counted as `keep_tokens`. Unknown ids are ignored."""
+
     def step(self) -> StepResult:
         """Advance every running sequence as far as one step's token budget allows. A sequence that fails ends alone."""
 
     def has_work(self) -> bool:
-        """Whether `step` would advance anything."""
+        """Whether `step` would advance anything or has an event to give."""
 
     def block_keys(self) -> list[bytes]:
         """Chain keys of all blocks that the prefix cache holds (for a snapshot)."""

@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from shoal.types.v1 import types_pb2 as shoal_dot_types_dot_v1_dot_types__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1eshoal/gateway/v1/gateway.proto\x12\x10shoal.gateway.v1\x1a\x1ashoal/types/v1/types.proto\"\xa8\x01\n\x07Options\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x30\n\x08sampling\x18\x02 \x01(\x0b\x32\x1e.shoal.types.v1.SamplingParams\x12\x0c\n\x04stop\x18\x03 \x03(\t\x12\t\n\x01n\x18\x04 \x01(\r\x12*\n\x08priority\x18\x05 \x01(\x0e\x32\x18.shoal.types.v1.Priority\x12\x12\n\nsession_id\x18\x06 \x01(\t\"\x17\n\x08TokenIds\x12\x0b\n\x03ids\x18\x01 \x03(\r\"\x94\x01\n\x0fGenerateRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0e\n\x04text\x18\x02 \x01(\tH\x00\x12,\n\x06tokens\x18\x03 \x01(\x0b\x32\x1a.shoal.gateway.v1.TokenIdsH\x00\x12*\n\x07options\x18\x04 \x01(\x0b\x32\x19.shoal.gateway.v1.OptionsB\x08\n\x06prompt\"7\n\x08ToolCall\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x11\n\targuments\x18\x03 \x01(\t\"=\n\x04Tool\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x13\n\x0b\x64\x65scription\x18\x02 \x01(\t\x12\x12\n\nparameters\x18\x03 \x01(\t\"\x91\x01\n\x0b\x43hatMessage\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x14\n\x07\x63ontent\x18\x02 \x01(\tH\x00\x88\x01\x01\x12.\n\ntool_calls\x18\x03 \x03(\x0b\x32\x1a.shoal.gateway.v1.ToolCall\x12\x14\n\x0ctool_call_id\x18\x04 \x01(\t\x12\x0c\n\x04name\x18\x05 \x01(\tB\n\n\x08_content\"\xa0\x01\n\x0b\x43hatRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12/\n\x08messages\x18\x02 \x03(\x0b\x32\x1d.shoal.gateway.v1.ChatMessage\x12*\n\x07options\x18\x03 \x01(\x0b\x32\x19.shoal.gateway.v1.Options\x12%\n\x05tools\x18\x04 \x03(\x0b\x32\x16.shoal.gateway.v1.Tool\"W\n\x07Started\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x16\n\x0e\x63reated_unix_s\x18\x03 \x01(\x03\x12\x11\n\tsimulated\x18\x04 \x01(\x08\"h\n\x05\x44\x65lta\x12\x0e\n\x06\x63hoice\x18\x01 \x01(\r\x12\x0c\n\x04text\x18\x02 \x01(\t\x12\x11\n\ttoken_ids\x18\x03 \x03(\r\x12.\n\x08logprobs\x18\x04 \x03(\x0b\x32\x1c.shoal.types.v1.TokenLogprob\"N\n\x0e\x43hoiceFinished\x12\x0e\n\x06\x63hoice\x18\x01 \x01(\r\x12,\n\x06reason\x18\x02 \x01(\x0e\x32\x1c.shoal.types.v1.FinishReason\"e\n\tCompleted\x12$\n\x05usage\x18\x01 \x01(\x0b\x32\x15.shoal.types.v1.Usage\x12\x10\n\x08queue_ms\x18\x02 \x01(\r\x12\x10\n\x08\x61ttempts\x18\x03 \x01(\r\x12\x0e\n\x06worker\x18\x04 \x01(\t\"\xdb\x01\n\x10GenerateResponse\x12,\n\x07started\x18\x01 \x01(\x0b\x32\x19.shoal.gateway.v1.StartedH\x00\x12(\n\x05\x64\x65lta\x18\x02 \x01(\x0b\x32\x17.shoal.gateway.v1.DeltaH\x00\x12\x34\n\x08\x66inished\x18\x03 \x01(\x0b\x32 .shoal.gateway.v1.ChoiceFinishedH\x00\x12\x30\n\tcompleted\x18\x04 \x01(\x0b\x32\x1b.shoal.gateway.v1.CompletedH\x00\x42\x07\n\x05\x65vent\"\x80\x01\n\x12\x43ountTokensRequest\x12\x35\n\x08generate\x18\x01 \x01(\x0b\x32!.shoal.gateway.v1.GenerateRequestH\x00\x12-\n\x04\x63hat\x18\x02 \x01(\x0b\x32\x1d.shoal.gateway.v1.ChatRequestH\x00\x42\x04\n\x02of\"D\n\x13\x43ountTokensResponse\x12\x15\n\rprompt_tokens\x18\x01 \x01(\r\x12\x16\n\x0e\x63ontext_tokens\x18\x02 \x01(\r\"\x13\n\x11ListModelsRequest\"Q\n\x05Model\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x16\n\x0e\x63ontext_tokens\x18\x02 \x01(\r\x12\x0f\n\x07workers\x18\x03 \x01(\r\x12\x11\n\tsimulated\x18\x04 \x01(\x08\"=\n\x12ListModelsResponse\x12\'\n\x06models\x18\x01 \x03(\x0b\x32\x17.shoal.gateway.v1.Model2\xe9\x02\n\x10InferenceService\x12S\n\x08Generate\x12!.shoal.gateway.v1.GenerateRequest\x1a\".shoal.gateway.v1.GenerateResponse0\x01\x12K\n\x04\x43hat\x12\x1d.shoal.gateway.v1.ChatRequest\x1a\".shoal.gateway.v1.GenerateResponse0\x01\x12Z\n\x0b\x43ountTokens\x12$.shoal.gateway.v1.CountTokensRequest\x1a%.shoal.gateway.v1.CountTokensResponse\x12W\n\nListModels\x12#.shoal.gateway.v1.ListModelsRequest\x1a$.shoal.gateway.v1.ListModelsResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1eshoal/gateway/v1/gateway.proto\x12\x10shoal.gateway.v1\x1a\x1ashoal/types/v1/types.proto\"\xba\x01\n\x07Options\x12\x19\n\x11\x63lient_request_id\x18\x01 \x01(\t\x12\x30\n\x08sampling\x18\x02 \x01(\x0b\x32\x1e.shoal.types.v1.SamplingParams\x12\x0c\n\x04stop\x18\x03 \x03(\t\x12\x0e\n\x01n\x18\x04 \x01(\rH\x00\x88\x01\x01\x12*\n\x08priority\x18\x05 \x01(\x0e\x32\x18.shoal.types.v1.Priority\x12\x12\n\nsession_id\x18\x06 \x01(\tB\x04\n\x02_n\"\x17\n\x08TokenIds\x12\x0b\n\x03ids\x18\x01 \x03(\r\"\x94\x01\n\x0fGenerateRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0e\n\x04text\x18\x02 \x01(\tH\x00\x12,\n\x06tokens\x18\x03 \x01(\x0b\x32\x1a.shoal.gateway.v1.TokenIdsH\x00\x12*\n\x07options\x18\x04 \x01(\x0b\x32\x19.shoal.gateway.v1.OptionsB\x08\n\x06prompt\"7\n\x08ToolCall\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x11\n\targuments\x18\x03 \x01(\t\"=\n\x04Tool\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x13\n\x0b\x64\x65scription\x18\x02 \x01(\t\x12\x12\n\nparameters\x18\x03 \x01(\t\"\x91\x01\n\x0b\x43hatMessage\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x14\n\x07\x63ontent\x18\x02 \x01(\tH\x00\x88\x01\x01\x12.\n\ntool_calls\x18\x03 \x03(\x0b\x32\x1a.shoal.gateway.v1.ToolCall\x12\x14\n\x0ctool_call_id\x18\x04 \x01(\t\x12\x0c\n\x04name\x18\x05 \x01(\tB\n\n\x08_content\"\xb5\x01\n\x0b\x43hatRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12/\n\x08messages\x18\x02 \x03(\x0b\x32\x1d.shoal.gateway.v1.ChatMessage\x12*\n\x07options\x18\x03 \x01(\x0b\x32\x19.shoal.gateway.v1.Options\x12%\n\x05tools\x18\x04 \x03(\x0b\x32\x16.shoal.gateway.v1.Tool\x12\x13\n\x0btool_choice\x18\x05 \x01(\t\"r\n\x07Started\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x19\n\x11\x63lient_request_id\x18\x05 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x16\n\x0e\x63reated_unix_s\x18\x03 \x01(\x03\x12\x11\n\tsimulated\x18\x04 \x01(\x08\"K\n\rToolCallDelta\x12\r\n\x05index\x18\x01 \x01(\r\x12\n\n\x02id\x18\x02 \x01(\t\x12\x0c\n\x04name\x18\x03 \x01(\t\x12\x11\n\targuments\x18\x04 \x01(\t\"\xb0\x01\n\x05\x44\x65lta\x12\x0e\n\x06\x63hoice\x18\x01 \x01(\r\x12\x0c\n\x04text\x18\x02 \x01(\t\x12\x11\n\ttoken_ids\x18\x03 \x03(\r\x12.\n\x08logprobs\x18\x04 \x03(\x0b\x32\x1c.shoal.types.v1.TokenLogprob\x12\x11\n\treasoning\x18\x05 \x01(\t\x12\x33\n\ntool_calls\x18\x06 \x03(\x0b\x32\x1f.shoal.gateway.v1.ToolCallDelta\"N\n\x0e\x43hoiceFinished\x12\x0e\n\x06\x63hoice\x18\x01 \x01(\r\x12,\n\x06reason\x18\x02 \x01(\x0e\x32\x1c.shoal.types.v1.FinishReason\"e\n\tCompleted\x12$\n\x05usage\x18\x01 \x01(\x0b\x32\x15.shoal.types.v1.Usage\x12\x10\n\x08queue_ms\x18\x02 \x01(\r\x12\x10\n\x08\x61ttempts\x18\x03 \x01(\r\x12\x0e\n\x06worker\x18\x04 \x01(\t\"\xdb\x01\n\x10GenerateResponse\x12,\n\x07started\x18\x01 \x01(\x0b\x32\x19.shoal.gateway.v1.StartedH\x00\x12(\n\x05\x64\x65lta\x18\x02 \x01(\x0b\x32\x17.shoal.gateway.v1.DeltaH\x00\x12\x34\n\x08\x66inished\x18\x03 \x01(\x0b\x32 .shoal.gateway.v1.ChoiceFinishedH\x00\x12\x30\n\tcompleted\x18\x04 \x01(\x0b\x32\x1b.shoal.gateway.v1.CompletedH\x00\x42\x07\n\x05\x65vent\"\x80\x01\n\x12\x43ountTokensRequest\x12\x35\n\x08generate\x18\x01 \x01(\x0b\x32!.shoal.gateway.v1.GenerateRequestH\x00\x12-\n\x04\x63hat\x18\x02 \x01(\x0b\x32\x1d.shoal.gateway.v1.ChatRequestH\x00\x42\x04\n\x02of\"D\n\x13\x43ountTokensResponse\x12\x15\n\rprompt_tokens\x18\x01 \x01(\r\x12\x16\n\x0e\x63ontext_tokens\x18\x02 \x01(\r\"\x13\n\x11ListModelsRequest\"Q\n\x05Model\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x16\n\x0e\x63ontext_tokens\x18\x02 \x01(\r\x12\x0f\n\x07workers\x18\x03 \x01(\r\x12\x11\n\tsimulated\x18\x04 \x01(\x08\"=\n\x12ListModelsResponse\x12\'\n\x06models\x18\x01 \x03(\x0b\x32\x17.shoal.gateway.v1.Model2\xe9\x02\n\x10InferenceService\x12S\n\x08Generate\x12!.shoal.gateway.v1.GenerateRequest\x1a\".shoal.gateway.v1.GenerateResponse0\x01\x12K\n\x04\x43hat\x12\x1d.shoal.gateway.v1.ChatRequest\x1a\".shoal.gateway.v1.GenerateResponse0\x01\x12Z\n\x0b\x43ountTokens\x12$.shoal.gateway.v1.CountTokensRequest\x1a%.shoal.gateway.v1.CountTokensResponse\x12W\n\nListModels\x12#.shoal.gateway.v1.ListModelsRequest\x1a$.shoal.gateway.v1.ListModelsResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -33,39 +33,41 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'shoal.gateway.v1.gateway_pb
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_OPTIONS']._serialized_start=81
-  _globals['_OPTIONS']._serialized_end=249
-  _globals['_TOKENIDS']._serialized_start=251
-  _globals['_TOKENIDS']._serialized_end=274
-  _globals['_GENERATEREQUEST']._serialized_start=277
-  _globals['_GENERATEREQUEST']._serialized_end=425
-  _globals['_TOOLCALL']._serialized_start=427
-  _globals['_TOOLCALL']._serialized_end=482
-  _globals['_TOOL']._serialized_start=484
-  _globals['_TOOL']._serialized_end=545
-  _globals['_CHATMESSAGE']._serialized_start=548
-  _globals['_CHATMESSAGE']._serialized_end=693
-  _globals['_CHATREQUEST']._serialized_start=696
-  _globals['_CHATREQUEST']._serialized_end=856
-  _globals['_STARTED']._serialized_start=858
-  _globals['_STARTED']._serialized_end=945
-  _globals['_DELTA']._serialized_start=947
-  _globals['_DELTA']._serialized_end=1051
-  _globals['_CHOICEFINISHED']._serialized_start=1053
-  _globals['_CHOICEFINISHED']._serialized_end=1131
-  _globals['_COMPLETED']._serialized_start=1133
-  _globals['_COMPLETED']._serialized_end=1234
-  _globals['_GENERATERESPONSE']._serialized_start=1237
-  _globals['_GENERATERESPONSE']._serialized_end=1456
-  _globals['_COUNTTOKENSREQUEST']._serialized_start=1459
-  _globals['_COUNTTOKENSREQUEST']._serialized_end=1587
-  _globals['_COUNTTOKENSRESPONSE']._serialized_start=1589
-  _globals['_COUNTTOKENSRESPONSE']._serialized_end=1657
-  _globals['_LISTMODELSREQUEST']._serialized_start=1659
-  _globals['_LISTMODELSREQUEST']._serialized_end=1678
-  _globals['_MODEL']._serialized_start=1680
-  _globals['_MODEL']._serialized_end=1761
-  _globals['_LISTMODELSRESPONSE']._serialized_start=1763
-  _globals['_LISTMODELSRESPONSE']._serialized_end=1824
-  _globals['_INFERENCESERVICE']._serialized_start=1827
-  _globals['_INFERENCESERVICE']._serialized_end=2188
+  _globals['_OPTIONS']._serialized_end=267
+  _globals['_TOKENIDS']._serialized_start=269
+  _globals['_TOKENIDS']._serialized_end=292
+  _globals['_GENERATEREQUEST']._serialized_start=295
+  _globals['_GENERATEREQUEST']._serialized_end=443
+  _globals['_TOOLCALL']._serialized_start=445
+  _globals['_TOOLCALL']._serialized_end=500
+  _globals['_TOOL']._serialized_start=502
+  _globals['_TOOL']._serialized_end=563
+  _globals['_CHATMESSAGE']._serialized_start=566
+  _globals['_CHATMESSAGE']._serialized_end=711
+  _globals['_CHATREQUEST']._serialized_start=714
+  _globals['_CHATREQUEST']._serialized_end=895
+  _globals['_STARTED']._serialized_start=897
+  _globals['_STARTED']._serialized_end=1011
+  _globals['_TOOLCALLDELTA']._serialized_start=1013
+  _globals['_TOOLCALLDELTA']._serialized_end=1088
+  _globals['_DELTA']._serialized_start=1091
+  _globals['_DELTA']._serialized_end=1267
+  _globals['_CHOICEFINISHED']._serialized_start=1269
+  _globals['_CHOICEFINISHED']._serialized_end=1347
+  _globals['_COMPLETED']._serialized_start=1349
+  _globals['_COMPLETED']._serialized_end=1450
+  _globals['_GENERATERESPONSE']._serialized_start=1453
+  _globals['_GENERATERESPONSE']._serialized_end=1672
+  _globals['_COUNTTOKENSREQUEST']._serialized_start=1675
+  _globals['_COUNTTOKENSREQUEST']._serialized_end=1803
+  _globals['_COUNTTOKENSRESPONSE']._serialized_start=1805
+  _globals['_COUNTTOKENSRESPONSE']._serialized_end=1873
+  _globals['_LISTMODELSREQUEST']._serialized_start=1875
+  _globals['_LISTMODELSREQUEST']._serialized_end=1894
+  _globals['_MODEL']._serialized_start=1896
+  _globals['_MODEL']._serialized_end=1977
+  _globals['_LISTMODELSRESPONSE']._serialized_start=1979
+  _globals['_LISTMODELSRESPONSE']._serialized_end=2040
+  _globals['_INFERENCESERVICE']._serialized_start=2043
+  _globals['_INFERENCESERVICE']._serialized_end=2404
 # @@protoc_insertion_point(module_scope)

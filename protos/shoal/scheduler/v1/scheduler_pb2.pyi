@@ -7,6 +7,7 @@ from collections import abc as _abc
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from shoal.types.v1 import types_pb2 as _types_pb2
 import builtins as _builtins
 import sys
@@ -18,6 +19,102 @@ else:
     from typing_extensions import TypeAlias as _TypeAlias, Never as _Never
 
 DESCRIPTOR: _descriptor.FileDescriptor
+
+class _RefusedCause:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _RefusedCauseEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_RefusedCause.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    REFUSED_CAUSE_UNSPECIFIED: _RefusedCause.ValueType  # 0
+    REFUSED_CAUSE_NO_ROOM: _RefusedCause.ValueType  # 1
+    REFUSED_CAUSE_DRAINING: _RefusedCause.ValueType  # 2
+    REFUSED_CAUSE_NOT_READY: _RefusedCause.ValueType  # 3
+    REFUSED_CAUSE_MISMATCH: _RefusedCause.ValueType  # 4
+    """Not the worker, model, tokenizer, adapter or features that were meant."""
+    REFUSED_CAUSE_ALREADY_EXISTS: _RefusedCause.ValueType  # 5
+    """It knows this or a newer attempt."""
+
+class RefusedCause(_RefusedCause, metaclass=_RefusedCauseEnumTypeWrapper): ...
+
+REFUSED_CAUSE_UNSPECIFIED: RefusedCause.ValueType  # 0
+REFUSED_CAUSE_NO_ROOM: RefusedCause.ValueType  # 1
+REFUSED_CAUSE_DRAINING: RefusedCause.ValueType  # 2
+REFUSED_CAUSE_NOT_READY: RefusedCause.ValueType  # 3
+REFUSED_CAUSE_MISMATCH: RefusedCause.ValueType  # 4
+"""Not the worker, model, tokenizer, adapter or features that were meant."""
+REFUSED_CAUSE_ALREADY_EXISTS: RefusedCause.ValueType  # 5
+"""It knows this or a newer attempt."""
+Global___RefusedCause: _TypeAlias = RefusedCause  # noqa: Y015
+
+class _FailureKind:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _FailureKindEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_FailureKind.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    FAILURE_KIND_UNSPECIFIED: _FailureKind.ValueType  # 0
+    FAILURE_KIND_CONNECT: _FailureKind.ValueType  # 1
+    FAILURE_KIND_RESET: _FailureKind.ValueType  # 2
+    FAILURE_KIND_HUNG: _FailureKind.ValueType  # 3
+    FAILURE_KIND_STEP_ERROR: _FailureKind.ValueType  # 4
+    """The request itself raised inside a step: tried on one other worker at most."""
+    FAILURE_KIND_PROTOCOL: _FailureKind.ValueType  # 5
+    """A gap or repeat in the tokens."""
+
+class FailureKind(_FailureKind, metaclass=_FailureKindEnumTypeWrapper):
+    """Only CONNECT, RESET and HUNG tell of the worker's health and feed its breaker."""
+
+FAILURE_KIND_UNSPECIFIED: FailureKind.ValueType  # 0
+FAILURE_KIND_CONNECT: FailureKind.ValueType  # 1
+FAILURE_KIND_RESET: FailureKind.ValueType  # 2
+FAILURE_KIND_HUNG: FailureKind.ValueType  # 3
+FAILURE_KIND_STEP_ERROR: FailureKind.ValueType  # 4
+"""The request itself raised inside a step: tried on one other worker at most."""
+FAILURE_KIND_PROTOCOL: FailureKind.ValueType  # 5
+"""A gap or repeat in the tokens."""
+Global___FailureKind: _TypeAlias = FailureKind  # noqa: Y015
+
+class _Outcome:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _OutcomeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Outcome.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    OUTCOME_UNSPECIFIED: _Outcome.ValueType  # 0
+    OUTCOME_COMPLETED: _Outcome.ValueType  # 1
+    OUTCOME_CANCELLED: _Outcome.ValueType  # 2
+    OUTCOME_DEADLINE: _Outcome.ValueType  # 3
+    OUTCOME_ERROR: _Outcome.ValueType  # 4
+
+class Outcome(_Outcome, metaclass=_OutcomeEnumTypeWrapper): ...
+
+OUTCOME_UNSPECIFIED: Outcome.ValueType  # 0
+OUTCOME_COMPLETED: Outcome.ValueType  # 1
+OUTCOME_CANCELLED: Outcome.ValueType  # 2
+OUTCOME_DEADLINE: Outcome.ValueType  # 3
+OUTCOME_ERROR: Outcome.ValueType  # 4
+Global___Outcome: _TypeAlias = Outcome  # noqa: Y015
+
+class _Pressure:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _PressureEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Pressure.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    PRESSURE_UNSPECIFIED: _Pressure.ValueType  # 0
+    PRESSURE_COMPRESS: _Pressure.ValueType  # 1
+    PRESSURE_INT8: _Pressure.ValueType  # 2
+    PRESSURE_REFUSE: _Pressure.ValueType  # 3
+
+class Pressure(_Pressure, metaclass=_PressureEnumTypeWrapper):
+    """Where the worker stands on the memory-pressure ladder (design §6)."""
+
+PRESSURE_UNSPECIFIED: Pressure.ValueType  # 0
+PRESSURE_COMPRESS: Pressure.ValueType  # 1
+PRESSURE_INT8: Pressure.ValueType  # 2
+PRESSURE_REFUSE: Pressure.ValueType  # 3
+Global___Pressure: _TypeAlias = Pressure  # noqa: Y015
 
 @_typing.final
 class Demand(_message.Message):
@@ -38,6 +135,11 @@ class Demand(_message.Message):
     ADAPTER_FIELD_NUMBER: _builtins.int
     SESSION_ID_FIELD_NUMBER: _builtins.int
     POOL_FIELD_NUMBER: _builtins.int
+    NAMESPACE_FIELD_NUMBER: _builtins.int
+    MODEL_DIGEST_FIELD_NUMBER: _builtins.int
+    PRECISION_FIELD_NUMBER: _builtins.int
+    EXACT_FIELD_NUMBER: _builtins.int
+    REQUIRED_FEATURES_FIELD_NUMBER: _builtins.int
     prompt_tokens: _builtins.int
     max_tokens: _builtins.int
     expected_tokens: _builtins.int
@@ -53,8 +155,16 @@ class Demand(_message.Message):
     session_id: _builtins.str
     pool: _builtins.str
     """Pool of workers; empty = "default". (model, pool) has one owning replica."""
+    namespace: _builtins.bytes
+    """Root of block_keys; see mesh/blocks.py. For lookups in the shared tier."""
+    model_digest: _builtins.bytes
+    """Pinned after the first attempt; empty = any."""
+    precision: _builtins.str
+    exact: _builtins.bool
     @_builtins.property
     def meta(self) -> _types_pb2.RequestMeta: ...
+    @_builtins.property
+    def required_features(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
     def __init__(
         self,
         *,
@@ -68,10 +178,15 @@ class Demand(_message.Message):
         adapter: _builtins.str = ...,
         session_id: _builtins.str = ...,
         pool: _builtins.str = ...,
+        namespace: _builtins.bytes = ...,
+        model_digest: _builtins.bytes = ...,
+        precision: _builtins.str = ...,
+        exact: _builtins.bool = ...,
+        required_features: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["meta", b"meta"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapter", b"adapter", "block_keys", b"block_keys", "choices", b"choices", "expected_tokens", b"expected_tokens", "max_tokens", b"max_tokens", "meta", b"meta", "pool", b"pool", "prompt_tokens", b"prompt_tokens", "session_id", b"session_id", "tokenizer_digest", b"tokenizer_digest"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapter", b"adapter", "block_keys", b"block_keys", "choices", b"choices", "exact", b"exact", "expected_tokens", b"expected_tokens", "max_tokens", b"max_tokens", "meta", b"meta", "model_digest", b"model_digest", "namespace", b"namespace", "pool", b"pool", "precision", b"precision", "prompt_tokens", b"prompt_tokens", "required_features", b"required_features", "session_id", b"session_id", "tokenizer_digest", b"tokenizer_digest"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -85,10 +200,13 @@ class Open(_message.Message):
     WAITED_MS_FIELD_NUMBER: _builtins.int
     EMITTED_TOKENS_FIELD_NUMBER: _builtins.int
     AVOID_FIELD_NUMBER: _builtins.int
+    LAST_ATTEMPT_FIELD_NUMBER: _builtins.int
     waited_ms: _builtins.int
     """Already spent in a queue of another replica or before a restart."""
     emitted_tokens: _builtins.int
     """Tokens the client has, over all choices."""
+    last_attempt: _builtins.int
+    """Highest attempt ever granted, 0 = none. Grants are numbered above it."""
     @_builtins.property
     def demand(self) -> Global___Demand: ...
     @_builtins.property
@@ -102,10 +220,11 @@ class Open(_message.Message):
         waited_ms: _builtins.int = ...,
         emitted_tokens: _builtins.int = ...,
         avoid: _abc.Iterable[_builtins.str] | None = ...,
+        last_attempt: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["demand", b"demand"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["avoid", b"avoid", "demand", b"demand", "emitted_tokens", b"emitted_tokens", "waited_ms", b"waited_ms"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["avoid", b"avoid", "demand", b"demand", "emitted_tokens", b"emitted_tokens", "last_attempt", b"last_attempt", "waited_ms", b"waited_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -113,30 +232,37 @@ Global___Open: _TypeAlias = Open  # noqa: Y015
 
 @_typing.final
 class Adopt(_message.Message):
-    """The request runs; another replica was its scheduler. Answered at once."""
+    """The request runs; another replica was its scheduler. Answered at once.
+    The charge holds although the worker may not have attached here yet.
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 
     DEMAND_FIELD_NUMBER: _builtins.int
-    WORKER_ID_FIELD_NUMBER: _builtins.int
+    WORKER_FIELD_NUMBER: _builtins.int
     WAITED_MS_FIELD_NUMBER: _builtins.int
     EMITTED_TOKENS_FIELD_NUMBER: _builtins.int
-    worker_id: _builtins.str
+    ATTEMPT_FIELD_NUMBER: _builtins.int
     waited_ms: _builtins.int
     emitted_tokens: _builtins.int
+    attempt: _builtins.int
+    """The running attempt; later grants are numbered above it."""
     @_builtins.property
     def demand(self) -> Global___Demand: ...
+    @_builtins.property
+    def worker(self) -> Global___WorkerRef: ...
     def __init__(
         self,
         *,
         demand: Global___Demand | None = ...,
-        worker_id: _builtins.str = ...,
+        worker: Global___WorkerRef | None = ...,
         waited_ms: _builtins.int = ...,
         emitted_tokens: _builtins.int = ...,
+        attempt: _builtins.int = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["demand", b"demand"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["demand", b"demand", "worker", b"worker"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["demand", b"demand", "emitted_tokens", b"emitted_tokens", "waited_ms", b"waited_ms", "worker_id", b"worker_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "demand", b"demand", "emitted_tokens", b"emitted_tokens", "waited_ms", b"waited_ms", "worker", b"worker"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -151,19 +277,22 @@ class Refused(_message.Message):
     WORKER_ID_FIELD_NUMBER: _builtins.int
     ATTEMPT_FIELD_NUMBER: _builtins.int
     RETRY_AFTER_MS_FIELD_NUMBER: _builtins.int
+    CAUSE_FIELD_NUMBER: _builtins.int
     worker_id: _builtins.str
     attempt: _builtins.int
     retry_after_ms: _builtins.int
+    cause: Global___RefusedCause.ValueType
     def __init__(
         self,
         *,
         worker_id: _builtins.str = ...,
         attempt: _builtins.int = ...,
         retry_after_ms: _builtins.int = ...,
+        cause: Global___RefusedCause.ValueType = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "retry_after_ms", b"retry_after_ms", "worker_id", b"worker_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "cause", b"cause", "retry_after_ms", b"retry_after_ms", "worker_id", b"worker_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -179,10 +308,13 @@ class Failed(_message.Message):
     ATTEMPT_FIELD_NUMBER: _builtins.int
     EMITTED_TOKENS_FIELD_NUMBER: _builtins.int
     REASON_FIELD_NUMBER: _builtins.int
+    KIND_FIELD_NUMBER: _builtins.int
     worker_id: _builtins.str
     attempt: _builtins.int
     emitted_tokens: _builtins.int
     reason: _builtins.str
+    """For the log."""
+    kind: Global___FailureKind.ValueType
     def __init__(
         self,
         *,
@@ -190,10 +322,11 @@ class Failed(_message.Message):
         attempt: _builtins.int = ...,
         emitted_tokens: _builtins.int = ...,
         reason: _builtins.str = ...,
+        kind: Global___FailureKind.ValueType = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "emitted_tokens", b"emitted_tokens", "reason", b"reason", "worker_id", b"worker_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "emitted_tokens", b"emitted_tokens", "kind", b"kind", "reason", b"reason", "worker_id", b"worker_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -208,19 +341,23 @@ class Parked(_message.Message):
     WORKER_ID_FIELD_NUMBER: _builtins.int
     ATTEMPT_FIELD_NUMBER: _builtins.int
     EMITTED_TOKENS_FIELD_NUMBER: _builtins.int
+    MORE_BLOCK_KEYS_FIELD_NUMBER: _builtins.int
     worker_id: _builtins.str
     attempt: _builtins.int
     emitted_tokens: _builtins.int
+    more_block_keys: _builtins.bytes
+    """Chain keys of the full blocks that emitted ids added to the prompt's."""
     def __init__(
         self,
         *,
         worker_id: _builtins.str = ...,
         attempt: _builtins.int = ...,
         emitted_tokens: _builtins.int = ...,
+        more_block_keys: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "emitted_tokens", b"emitted_tokens", "worker_id", b"worker_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "emitted_tokens", b"emitted_tokens", "more_block_keys", b"more_block_keys", "worker_id", b"worker_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -233,9 +370,11 @@ class Finished(_message.Message):
     ATTEMPT_FIELD_NUMBER: _builtins.int
     USAGE_FIELD_NUMBER: _builtins.int
     FIRST_TOKEN_MS_FIELD_NUMBER: _builtins.int
+    OUTCOME_FIELD_NUMBER: _builtins.int
     attempt: _builtins.int
     first_token_ms: _builtins.int
-    """From the worker's acceptance to its first token; feeds the breaker and rates."""
+    """From the worker's acceptance to its first token; feeds rates."""
+    outcome: Global___Outcome.ValueType
     @_builtins.property
     def usage(self) -> _types_pb2.Usage: ...
     def __init__(
@@ -244,10 +383,11 @@ class Finished(_message.Message):
         attempt: _builtins.int = ...,
         usage: _types_pb2.Usage | None = ...,
         first_token_ms: _builtins.int = ...,
+        outcome: Global___Outcome.ValueType = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["usage", b"usage"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "first_token_ms", b"first_token_ms", "usage", b"usage"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "first_token_ms", b"first_token_ms", "outcome", b"outcome", "usage", b"usage"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -326,21 +466,22 @@ class Candidate(_message.Message):
 
     WORKER_ID_FIELD_NUMBER: _builtins.int
     EXPECTED_MS_FIELD_NUMBER: _builtins.int
-    CACHED_TOKENS_FIELD_NUMBER: _builtins.int
+    CACHED_FIELD_NUMBER: _builtins.int
     worker_id: _builtins.str
     expected_ms: _builtins.float
     """Expected time to first token, milliseconds."""
-    cached_tokens: _builtins.int
+    @_builtins.property
+    def cached(self) -> _containers.RepeatedCompositeFieldContainer[_types_pb2.CachedTokens]: ...
     def __init__(
         self,
         *,
         worker_id: _builtins.str = ...,
         expected_ms: _builtins.float = ...,
-        cached_tokens: _builtins.int = ...,
+        cached: _abc.Iterable[_types_pb2.CachedTokens] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cached_tokens", b"cached_tokens", "expected_ms", b"expected_ms", "worker_id", b"worker_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cached", b"cached", "expected_ms", b"expected_ms", "worker_id", b"worker_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -359,6 +500,7 @@ class Grant(_message.Message):
     CANDIDATES_FIELD_NUMBER: _builtins.int
     REASON_FIELD_NUMBER: _builtins.int
     SCHEDULER_ID_FIELD_NUMBER: _builtins.int
+    ADOPTED_FIELD_NUMBER: _builtins.int
     attempt: _builtins.int
     """Goes into RequestMeta.attempt of Generate."""
     waited_ms: _builtins.int
@@ -371,6 +513,8 @@ class Grant(_message.Message):
     """"least expected time", "session affinity", "adopted", ..."""
     scheduler_id: _builtins.str
     """Which replica granted it."""
+    adopted: _builtins.bool
+    """Answers an Adopt: the attempt runs already, do not call Generate."""
     @_builtins.property
     def worker(self) -> Global___WorkerRef: ...
     @_builtins.property
@@ -393,10 +537,11 @@ class Grant(_message.Message):
         candidates: _abc.Iterable[Global___Candidate] | None = ...,
         reason: _builtins.str = ...,
         scheduler_id: _builtins.str = ...,
+        adopted: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_prefill", b"_prefill", "prefill", b"prefill", "worker", b"worker"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_prefill", b"_prefill", "ahead", b"ahead", "attempt", b"attempt", "candidates", b"candidates", "prefill", b"prefill", "queue_class", b"queue_class", "reason", b"reason", "scheduler_id", b"scheduler_id", "waited_ms", b"waited_ms", "worker", b"worker"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_prefill", b"_prefill", "adopted", b"adopted", "ahead", b"ahead", "attempt", b"attempt", "candidates", b"candidates", "prefill", b"prefill", "queue_class", b"queue_class", "reason", b"reason", "scheduler_id", b"scheduler_id", "waited_ms", b"waited_ms", "worker", b"worker"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__prefill: _TypeAlias = _typing.Literal["prefill"]  # noqa: Y015
     _WhichOneofArgType__prefill: _TypeAlias = _typing.Literal["_prefill", b"_prefill"]  # noqa: Y015
@@ -457,7 +602,9 @@ class Hello(_message.Message):
     SIMULATED_FIELD_NUMBER: _builtins.int
     PRECISION_FIELD_NUMBER: _builtins.int
     VERSION_FIELD_NUMBER: _builtins.int
-    EOS_TOKEN_IDS_FIELD_NUMBER: _builtins.int
+    BLOCK_FORMAT_VERSION_FIELD_NUMBER: _builtins.int
+    FEATURES_FIELD_NUMBER: _builtins.int
+    ADAPTER_DIGEST_FIELD_NUMBER: _builtins.int
     worker_id: _builtins.str
     """Unique per process start."""
     address: _builtins.str
@@ -475,11 +622,14 @@ class Hello(_message.Message):
     simulated: _builtins.bool
     precision: _builtins.str
     version: _builtins.str
+    block_format_version: _builtins.int
+    """mesh/blocks.py FORMAT_VERSION that its chain keys follow."""
+    adapter_digest: _builtins.bytes
     @_builtins.property
     def geometry(self) -> Global___Geometry: ...
     @_builtins.property
-    def eos_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """What answers without max_tokens get, and where generation ends."""
+    def features(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """What GenerateRequest.required_features may name."""
 
     def __init__(
         self,
@@ -499,11 +649,13 @@ class Hello(_message.Message):
         simulated: _builtins.bool = ...,
         precision: _builtins.str = ...,
         version: _builtins.str = ...,
-        eos_token_ids: _abc.Iterable[_builtins.int] | None = ...,
+        block_format_version: _builtins.int = ...,
+        features: _abc.Iterable[_builtins.str] | None = ...,
+        adapter_digest: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["geometry", b"geometry"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapter", b"adapter", "address", b"address", "context_tokens", b"context_tokens", "eos_token_ids", b"eos_token_ids", "fault_domain", b"fault_domain", "geometry", b"geometry", "max_sequences", b"max_sequences", "model", b"model", "model_digest", b"model_digest", "pool", b"pool", "precision", b"precision", "simulated", b"simulated", "tokenizer_digest", b"tokenizer_digest", "total_blocks", b"total_blocks", "version", b"version", "worker_id", b"worker_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapter", b"adapter", "adapter_digest", b"adapter_digest", "address", b"address", "block_format_version", b"block_format_version", "context_tokens", b"context_tokens", "fault_domain", b"fault_domain", "features", b"features", "geometry", b"geometry", "max_sequences", b"max_sequences", "model", b"model", "model_digest", b"model_digest", "pool", b"pool", "precision", b"precision", "simulated", b"simulated", "tokenizer_digest", b"tokenizer_digest", "total_blocks", b"total_blocks", "version", b"version", "worker_id", b"worker_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -532,6 +684,57 @@ class Running(_message.Message):
 Global___Running: _TypeAlias = Running  # noqa: Y015
 
 @_typing.final
+class BlockEvents(_message.Message):
+    """What one tier's cache gained and lost: chain keys, 16 bytes each, concatenated."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TIER_FIELD_NUMBER: _builtins.int
+    STORED_FIELD_NUMBER: _builtins.int
+    EVICTED_FIELD_NUMBER: _builtins.int
+    tier: _types_pb2.KvTier.ValueType
+    stored: _builtins.bytes
+    evicted: _builtins.bytes
+    def __init__(
+        self,
+        *,
+        tier: _types_pb2.KvTier.ValueType = ...,
+        stored: _builtins.bytes = ...,
+        evicted: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["evicted", b"evicted", "stored", b"stored", "tier", b"tier"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___BlockEvents: _TypeAlias = BlockEvents  # noqa: Y015
+
+@_typing.final
+class TierRate(_message.Message):
+    """How fast KV comes from a tier on this worker, measured."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TIER_FIELD_NUMBER: _builtins.int
+    TOKENS_PER_S_FIELD_NUMBER: _builtins.int
+    tier: _types_pb2.KvTier.ValueType
+    tokens_per_s: _builtins.float
+    def __init__(
+        self,
+        *,
+        tier: _types_pb2.KvTier.ValueType = ...,
+        tokens_per_s: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["tier", b"tier", "tokens_per_s", b"tokens_per_s"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TierRate: _TypeAlias = TierRate  # noqa: Y015
+
+@_typing.final
 class Load(_message.Message):
     """Load at one instant. Pushed on change, at most every 50 ms, at least each second."""
 
@@ -548,11 +751,15 @@ class Load(_message.Message):
     PREFILL_TOKENS_PER_S_FIELD_NUMBER: _builtins.int
     DECODE_TOKENS_PER_S_FIELD_NUMBER: _builtins.int
     MEDIAN_STEP_MS_FIELD_NUMBER: _builtins.int
-    BLOCKS_STORED_FIELD_NUMBER: _builtins.int
-    BLOCKS_EVICTED_FIELD_NUMBER: _builtins.int
+    BLOCKS_FIELD_NUMBER: _builtins.int
+    COMMITTED_BLOCKS_FIELD_NUMBER: _builtins.int
     SNAPSHOT_FIELD_NUMBER: _builtins.int
+    SNAPSHOT_MORE_FIELD_NUMBER: _builtins.int
     DRAINING_FIELD_NUMBER: _builtins.int
     HEALTHY_FIELD_NUMBER: _builtins.int
+    TIER_RATES_FIELD_NUMBER: _builtins.int
+    PRESSURE_FIELD_NUMBER: _builtins.int
+    ATTACH_EPOCH_FIELD_NUMBER: _builtins.int
     seq: _builtins.int
     """From 1, one more each time. A gap means block events were lost: the
     scheduler orders a Snapshot.
@@ -569,19 +776,28 @@ class Load(_message.Message):
     """Measured on this worker, tokens per second; 0 = not yet known."""
     decode_tokens_per_s: _builtins.float
     median_step_ms: _builtins.float
-    blocks_stored: _builtins.bytes
-    """Chain keys, 16 bytes each, concatenated: what the prefix cache gained and lost."""
-    blocks_evicted: _builtins.bytes
+    committed_blocks: _builtins.int
+    """Blocks used plus those that running requests may still grow into."""
     snapshot: _builtins.bool
-    """blocks_stored is everything, not a change."""
+    """`blocks` starts the list of everything, it is not a change. Pieces of at
+    most 32,768 keys; `snapshot_more` = the next seq continues it.
+    """
+    snapshot_more: _builtins.bool
     draining: _builtins.bool
     """Takes nothing new; what runs will finish or be parked."""
     healthy: _builtins.bool
     """False while a step is overdue."""
+    pressure: Global___Pressure.ValueType
+    attach_epoch: _builtins.int
+    """Grows by one whenever the set of attached replicas changes; see Unclaimed."""
     @_builtins.property
     def running(self) -> _containers.RepeatedCompositeFieldContainer[Global___Running]:
         """All that runs or waits here, so that charges can end and strays be found."""
 
+    @_builtins.property
+    def blocks(self) -> _containers.RepeatedCompositeFieldContainer[Global___BlockEvents]: ...
+    @_builtins.property
+    def tier_rates(self) -> _containers.RepeatedCompositeFieldContainer[Global___TierRate]: ...
     def __init__(
         self,
         *,
@@ -596,15 +812,19 @@ class Load(_message.Message):
         prefill_tokens_per_s: _builtins.float = ...,
         decode_tokens_per_s: _builtins.float = ...,
         median_step_ms: _builtins.float = ...,
-        blocks_stored: _builtins.bytes = ...,
-        blocks_evicted: _builtins.bytes = ...,
+        blocks: _abc.Iterable[Global___BlockEvents] | None = ...,
+        committed_blocks: _builtins.int = ...,
         snapshot: _builtins.bool = ...,
+        snapshot_more: _builtins.bool = ...,
         draining: _builtins.bool = ...,
         healthy: _builtins.bool = ...,
+        tier_rates: _abc.Iterable[Global___TierRate] | None = ...,
+        pressure: Global___Pressure.ValueType = ...,
+        attach_epoch: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["blocks_evicted", b"blocks_evicted", "blocks_stored", b"blocks_stored", "cached_blocks", b"cached_blocks", "decode_tokens_per_s", b"decode_tokens_per_s", "draining", b"draining", "free_blocks", b"free_blocks", "healthy", b"healthy", "median_step_ms", b"median_step_ms", "prefill_tokens_per_s", b"prefill_tokens_per_s", "queued_prefill_tokens", b"queued_prefill_tokens", "running", b"running", "running_sequences", b"running_sequences", "seq", b"seq", "snapshot", b"snapshot", "used_blocks", b"used_blocks", "waiting_sequences", b"waiting_sequences"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attach_epoch", b"attach_epoch", "blocks", b"blocks", "cached_blocks", b"cached_blocks", "committed_blocks", b"committed_blocks", "decode_tokens_per_s", b"decode_tokens_per_s", "draining", b"draining", "free_blocks", b"free_blocks", "healthy", b"healthy", "median_step_ms", b"median_step_ms", "prefill_tokens_per_s", b"prefill_tokens_per_s", "pressure", b"pressure", "queued_prefill_tokens", b"queued_prefill_tokens", "running", b"running", "running_sequences", b"running_sequences", "seq", b"seq", "snapshot", b"snapshot", "snapshot_more", b"snapshot_more", "tier_rates", b"tier_rates", "used_blocks", b"used_blocks", "waiting_sequences", b"waiting_sequences"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -688,25 +908,29 @@ Global___Stop: _TypeAlias = Stop  # noqa: Y015
 
 @_typing.final
 class Unclaimed(_message.Message):
-    """This replica has held no lease for the id for 10 s. The worker stops it once
-    every attached replica says so; a change in who is attached starts over.
+    """The replica's whole present set of attempts that run here and for which it has
+    held no lease on this worker for 10 s since `attach_epoch` began; it replaces
+    the replica's previous set, so leaving an id out takes the vote back. The
+    worker parks an attempt once every attached replica's set of the current epoch
+    names it: a wrong stop moves a request, it never ends one.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
 
-    REQUEST_ID_FIELD_NUMBER: _builtins.int
-    ATTEMPT_FIELD_NUMBER: _builtins.int
-    request_id: _builtins.str
-    attempt: _builtins.int
+    ATTACH_EPOCH_FIELD_NUMBER: _builtins.int
+    ATTEMPTS_FIELD_NUMBER: _builtins.int
+    attach_epoch: _builtins.int
+    @_builtins.property
+    def attempts(self) -> _containers.RepeatedCompositeFieldContainer[Global___Running]: ...
     def __init__(
         self,
         *,
-        request_id: _builtins.str = ...,
-        attempt: _builtins.int = ...,
+        attach_epoch: _builtins.int = ...,
+        attempts: _abc.Iterable[Global___Running] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "request_id", b"request_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attach_epoch", b"attach_epoch", "attempts", b"attempts"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -796,7 +1020,7 @@ class WorkerState(_message.Message):
     def hello(self) -> Global___Hello: ...
     @_builtins.property
     def load(self) -> Global___Load:
-        """Without block events."""
+        """Without block events and running ids."""
 
     def __init__(
         self,
@@ -821,20 +1045,30 @@ class QueueState(_message.Message):
     QUEUE_CLASS_FIELD_NUMBER: _builtins.int
     WAITING_FIELD_NUMBER: _builtins.int
     OLDEST_MS_FIELD_NUMBER: _builtins.int
+    MODEL_FIELD_NUMBER: _builtins.int
+    POOL_FIELD_NUMBER: _builtins.int
+    COST_FIELD_NUMBER: _builtins.int
     queue_class: _builtins.str
     """"normal/S" and the like."""
     waiting: _builtins.int
     oldest_ms: _builtins.int
+    model: _builtins.str
+    pool: _builtins.str
+    cost: _builtins.float
+    """Token-equivalents waiting."""
     def __init__(
         self,
         *,
         queue_class: _builtins.str = ...,
         waiting: _builtins.int = ...,
         oldest_ms: _builtins.int = ...,
+        model: _builtins.str = ...,
+        pool: _builtins.str = ...,
+        cost: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["oldest_ms", b"oldest_ms", "queue_class", b"queue_class", "waiting", b"waiting"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cost", b"cost", "model", b"model", "oldest_ms", b"oldest_ms", "pool", b"pool", "queue_class", b"queue_class", "waiting", b"waiting"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -842,15 +1076,20 @@ Global___QueueState: _TypeAlias = QueueState  # noqa: Y015
 
 @_typing.final
 class MeshLoad(_message.Message):
+    """The whole state each time, at most ten times a second."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     SCHEDULER_ID_FIELD_NUMBER: _builtins.int
     WORKERS_FIELD_NUMBER: _builtins.int
     QUEUES_FIELD_NUMBER: _builtins.int
     DRAINING_FIELD_NUMBER: _builtins.int
+    SETTLED_FIELD_NUMBER: _builtins.int
     scheduler_id: _builtins.str
     draining: _builtins.bool
     """True on shutdown: use another replica for new leases."""
+    settled: _builtins.bool
+    """Up long enough for running workers to have attached: an absent model is absent."""
     @_builtins.property
     def workers(self) -> _containers.RepeatedCompositeFieldContainer[Global___WorkerState]: ...
     @_builtins.property
@@ -862,10 +1101,11 @@ class MeshLoad(_message.Message):
         workers: _abc.Iterable[Global___WorkerState] | None = ...,
         queues: _abc.Iterable[Global___QueueState] | None = ...,
         draining: _builtins.bool = ...,
+        settled: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["draining", b"draining", "queues", b"queues", "scheduler_id", b"scheduler_id", "workers", b"workers"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["draining", b"draining", "queues", b"queues", "scheduler_id", b"scheduler_id", "settled", b"settled", "workers", b"workers"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -57,7 +57,7 @@ class SchedulerServiceServicer:
     def Acquire(self, request_iterator, context):
         """One request's lease. The RPC's lifetime is the lease: however it ends, the
         queue place or the charge is given back. One Open or Adopt comes first; a
-        Grant answers each Open, Refused, Failed and Parked; Finished ends it.
+        Grant answers each Open, Adopt, Refused, Failed and Parked; Finished ends it.
         Cancel: leaves the queue at once; a granted worker's charge ends with the
         first later report that omits the id.
         Retry: after UNAVAILABLE, with `waited_ms` (still queued: Open keeps its age)
@@ -65,10 +65,10 @@ class SchedulerServiceServicer:
         Repeat: a second lease for a request_id replaces the first, whose RPC ends
         with ABORTED.
 
-        Statuses: RESOURCE_EXHAUSTED + RetryInfo = the queue is full.
-        UNAVAILABLE + RetryInfo = no worker serves this model now, or shutting down.
-        NOT_FOUND = no worker was ever seen with this model. INVALID_ARGUMENT = an
-        event out of order, or a request that fits no worker; names the field.
+        Statuses (with a Cause): RESOURCE_EXHAUSTED + RetryInfo QUEUE_FULL.
+        UNAVAILABLE + RetryInfo: NO_WORKER (after the replica's settling time) or
+        DRAINING (open at another replica now). INVALID_ARGUMENT = an event out of
+        order, or a request that fits no worker; names the field.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

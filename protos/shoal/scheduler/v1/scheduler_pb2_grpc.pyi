@@ -34,7 +34,7 @@ class SchedulerServiceStub:
     Acquire: _grpc.StreamStreamMultiCallable[_scheduler_pb2.LeaseEvent, _scheduler_pb2.Grant]
     """One request's lease. The RPC's lifetime is the lease: however it ends, the
     queue place or the charge is given back. One Open or Adopt comes first; a
-    Grant answers each Open, Refused, Failed and Parked; Finished ends it.
+    Grant answers each Open, Adopt, Refused, Failed and Parked; Finished ends it.
     Cancel: leaves the queue at once; a granted worker's charge ends with the
       first later report that omits the id.
     Retry: after UNAVAILABLE, with `waited_ms` (still queued: Open keeps its age)
@@ -42,10 +42,10 @@ class SchedulerServiceStub:
     Repeat: a second lease for a request_id replaces the first, whose RPC ends
       with ABORTED.
 
-    Statuses: RESOURCE_EXHAUSTED + RetryInfo = the queue is full.
-    UNAVAILABLE + RetryInfo = no worker serves this model now, or shutting down.
-    NOT_FOUND = no worker was ever seen with this model. INVALID_ARGUMENT = an
-    event out of order, or a request that fits no worker; names the field.
+    Statuses (with a Cause): RESOURCE_EXHAUSTED + RetryInfo QUEUE_FULL.
+    UNAVAILABLE + RetryInfo: NO_WORKER (after the replica's settling time) or
+    DRAINING (open at another replica now). INVALID_ARGUMENT = an event out of
+    order, or a request that fits no worker; names the field.
     """
     Attach: _grpc.StreamStreamMultiCallable[_scheduler_pb2.WorkerReport, _scheduler_pb2.WorkerOrder]
     """A worker dials in to every replica and stays. First a Hello, then Loads.
@@ -64,7 +64,7 @@ class SchedulerServiceAsyncStub(SchedulerServiceStub):
     Acquire: _aio.StreamStreamMultiCallable[_scheduler_pb2.LeaseEvent, _scheduler_pb2.Grant]  # type: ignore[assignment]
     """One request's lease. The RPC's lifetime is the lease: however it ends, the
     queue place or the charge is given back. One Open or Adopt comes first; a
-    Grant answers each Open, Refused, Failed and Parked; Finished ends it.
+    Grant answers each Open, Adopt, Refused, Failed and Parked; Finished ends it.
     Cancel: leaves the queue at once; a granted worker's charge ends with the
       first later report that omits the id.
     Retry: after UNAVAILABLE, with `waited_ms` (still queued: Open keeps its age)
@@ -72,10 +72,10 @@ class SchedulerServiceAsyncStub(SchedulerServiceStub):
     Repeat: a second lease for a request_id replaces the first, whose RPC ends
       with ABORTED.
 
-    Statuses: RESOURCE_EXHAUSTED + RetryInfo = the queue is full.
-    UNAVAILABLE + RetryInfo = no worker serves this model now, or shutting down.
-    NOT_FOUND = no worker was ever seen with this model. INVALID_ARGUMENT = an
-    event out of order, or a request that fits no worker; names the field.
+    Statuses (with a Cause): RESOURCE_EXHAUSTED + RetryInfo QUEUE_FULL.
+    UNAVAILABLE + RetryInfo: NO_WORKER (after the replica's settling time) or
+    DRAINING (open at another replica now). INVALID_ARGUMENT = an event out of
+    order, or a request that fits no worker; names the field.
     """
     Attach: _aio.StreamStreamMultiCallable[_scheduler_pb2.WorkerReport, _scheduler_pb2.WorkerOrder]  # type: ignore[assignment]
     """A worker dials in to every replica and stays. First a Hello, then Loads.
@@ -97,7 +97,7 @@ class SchedulerServiceServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_abc.Iterator[_scheduler_pb2.Grant], _abc.AsyncIterator[_scheduler_pb2.Grant]]:
         """One request's lease. The RPC's lifetime is the lease: however it ends, the
         queue place or the charge is given back. One Open or Adopt comes first; a
-        Grant answers each Open, Refused, Failed and Parked; Finished ends it.
+        Grant answers each Open, Adopt, Refused, Failed and Parked; Finished ends it.
         Cancel: leaves the queue at once; a granted worker's charge ends with the
           first later report that omits the id.
         Retry: after UNAVAILABLE, with `waited_ms` (still queued: Open keeps its age)
@@ -105,10 +105,10 @@ class SchedulerServiceServicer(metaclass=_abc_1.ABCMeta):
         Repeat: a second lease for a request_id replaces the first, whose RPC ends
           with ABORTED.
 
-        Statuses: RESOURCE_EXHAUSTED + RetryInfo = the queue is full.
-        UNAVAILABLE + RetryInfo = no worker serves this model now, or shutting down.
-        NOT_FOUND = no worker was ever seen with this model. INVALID_ARGUMENT = an
-        event out of order, or a request that fits no worker; names the field.
+        Statuses (with a Cause): RESOURCE_EXHAUSTED + RetryInfo QUEUE_FULL.
+        UNAVAILABLE + RetryInfo: NO_WORKER (after the replica's settling time) or
+        DRAINING (open at another replica now). INVALID_ARGUMENT = an event out of
+        order, or a request that fits no worker; names the field.
         """
 
     @_abc_1.abstractmethod

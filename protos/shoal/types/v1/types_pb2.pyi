@@ -63,6 +63,8 @@ class _FinishReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_FinishRe
     """
     FINISH_REASON_ERROR: _FinishReason.ValueType  # 4
     """This sequence failed inside a step; its neighbours went on."""
+    FINISH_REASON_TOOL_CALLS: _FinishReason.ValueType  # 5
+    """The model called a tool and waits for its result."""
 
 class FinishReason(_FinishReason, metaclass=_FinishReasonEnumTypeWrapper):
     """Why a choice ended."""
@@ -78,6 +80,8 @@ Only between worker and gateway: the gateway resumes it elsewhere.
 """
 FINISH_REASON_ERROR: FinishReason.ValueType  # 4
 """This sequence failed inside a step; its neighbours went on."""
+FINISH_REASON_TOOL_CALLS: FinishReason.ValueType  # 5
+"""The model called a tool and waits for its result."""
 Global___FinishReason: _TypeAlias = FinishReason  # noqa: Y015
 
 class _KvTier:
@@ -104,6 +108,61 @@ KV_TIER_SHARED: KvTier.ValueType  # 4
 """cache_service, shared by all workers."""
 Global___KvTier: _TypeAlias = KvTier  # noqa: Y015
 
+class _Cause:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _CauseEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Cause.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    CAUSE_UNSPECIFIED: _Cause.ValueType  # 0
+    CAUSE_NO_ROOM: _Cause.ValueType  # 1
+    """No room now: place it elsewhere or wait. Nothing was computed."""
+    CAUSE_DRAINING: _Cause.ValueType  # 2
+    """Shutting down in good order: go elsewhere at once."""
+    CAUSE_NOT_READY: _Cause.ValueType  # 3
+    """Still loading, or a step is overdue."""
+    CAUSE_QUEUE_FULL: _Cause.ValueType  # 4
+    CAUSE_NO_WORKER: _Cause.ValueType  # 5
+    """No attached worker serves this model, tokenizer, adapter or feature set."""
+    CAUSE_SUPERSEDED: _Cause.ValueType  # 6
+    """A newer attempt, lease or connection of the same identity took over."""
+    CAUSE_MISMATCH: _Cause.ValueType  # 7
+    """The peers disagree on worker id, model, tokenizer, adapter or features."""
+    CAUSE_TOO_LARGE: _Cause.ValueType  # 8
+    """Over a size limit. Waiting does not mend it."""
+    CAUSE_QUOTA: _Cause.ValueType  # 9
+    """The tenant's bucket is empty."""
+    CAUSE_STEP_ERROR: _Cause.ValueType  # 10
+    """One sequence raised inside a step."""
+
+class Cause(_Cause, metaclass=_CauseEnumTypeWrapper):
+    """Every status that Shoal itself raises carries one of these as
+    google.rpc.ErrorInfo.reason (domain "shoal"), so that one gRPC status with
+    several causes can be told apart. Absent = the transport failed.
+    """
+
+CAUSE_UNSPECIFIED: Cause.ValueType  # 0
+CAUSE_NO_ROOM: Cause.ValueType  # 1
+"""No room now: place it elsewhere or wait. Nothing was computed."""
+CAUSE_DRAINING: Cause.ValueType  # 2
+"""Shutting down in good order: go elsewhere at once."""
+CAUSE_NOT_READY: Cause.ValueType  # 3
+"""Still loading, or a step is overdue."""
+CAUSE_QUEUE_FULL: Cause.ValueType  # 4
+CAUSE_NO_WORKER: Cause.ValueType  # 5
+"""No attached worker serves this model, tokenizer, adapter or feature set."""
+CAUSE_SUPERSEDED: Cause.ValueType  # 6
+"""A newer attempt, lease or connection of the same identity took over."""
+CAUSE_MISMATCH: Cause.ValueType  # 7
+"""The peers disagree on worker id, model, tokenizer, adapter or features."""
+CAUSE_TOO_LARGE: Cause.ValueType  # 8
+"""Over a size limit. Waiting does not mend it."""
+CAUSE_QUOTA: Cause.ValueType  # 9
+"""The tenant's bucket is empty."""
+CAUSE_STEP_ERROR: Cause.ValueType  # 10
+"""One sequence raised inside a step."""
+Global___Cause: _TypeAlias = Cause  # noqa: Y015
+
 @_typing.final
 class RequestMeta(_message.Message):
     """Identity of one request on every hop. Trace context travels beside it as W3C
@@ -118,8 +177,9 @@ class RequestMeta(_message.Message):
     PRIORITY_FIELD_NUMBER: _builtins.int
     ATTEMPT_FIELD_NUMBER: _builtins.int
     DEADLINE_UNIX_MS_FIELD_NUMBER: _builtins.int
+    CLIENT_REQUEST_ID_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
-    """Unique per request, chosen by the gateway. The same on every attempt."""
+    """Unique, always minted by the gateway. The same on every attempt."""
     tenant: _builtins.str
     """From the authenticated key, never from the request body."""
     model: _builtins.str
@@ -133,6 +193,8 @@ class RequestMeta(_message.Message):
     """Wall clock, milliseconds since the epoch: when the caller gives up.
     0 = none. For ordering and accounting; the RPC's own deadline enforces it.
     """
+    client_request_id: _builtins.str
+    """What the caller named it, for logs and the echo. Never a key."""
     def __init__(
         self,
         *,
@@ -142,10 +204,11 @@ class RequestMeta(_message.Message):
         priority: Global___Priority.ValueType = ...,
         attempt: _builtins.int = ...,
         deadline_unix_ms: _builtins.int = ...,
+        client_request_id: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "deadline_unix_ms", b"deadline_unix_ms", "model", b"model", "priority", b"priority", "request_id", b"request_id", "tenant", b"tenant"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "client_request_id", b"client_request_id", "deadline_unix_ms", b"deadline_unix_ms", "model", b"model", "priority", b"priority", "request_id", b"request_id", "tenant", b"tenant"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -220,7 +283,9 @@ class SamplingParams(_message.Message):
     prompt or output. Default 1 (off). Range (0, 2].
     """
     max_tokens: _builtins.int
-    """Most tokens to emit per choice. At least 1; the gateway always sets it."""
+    """Most tokens to emit per choice, counted from output position 0. At least 1.
+    Absent only between client and gateway: as many as the context has room for.
+    """
     min_tokens: _builtins.int
     """No end-of-sequence or stop token ends the choice before this many. Default 0."""
     ignore_eos: _builtins.bool
@@ -254,7 +319,7 @@ class SamplingParams(_message.Message):
         frequency_penalty: _builtins.float | None = ...,
         repetition_penalty: _builtins.float | None = ...,
         logit_bias: _abc.Mapping[_builtins.int, _builtins.float] | None = ...,
-        max_tokens: _builtins.int = ...,
+        max_tokens: _builtins.int | None = ...,
         min_tokens: _builtins.int | None = ...,
         stop_token_ids: _abc.Iterable[_builtins.int] | None = ...,
         ignore_eos: _builtins.bool = ...,
@@ -263,12 +328,14 @@ class SamplingParams(_message.Message):
         regex: _builtins.str = ...,
         grammar: _builtins.str = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_frequency_penalty", b"_frequency_penalty", "_min_p", b"_min_p", "_min_tokens", b"_min_tokens", "_presence_penalty", b"_presence_penalty", "_repetition_penalty", b"_repetition_penalty", "_seed", b"_seed", "_temperature", b"_temperature", "_top_k", b"_top_k", "_top_logprobs", b"_top_logprobs", "_top_p", b"_top_p", "frequency_penalty", b"frequency_penalty", "grammar", b"grammar", "json_schema", b"json_schema", "min_p", b"min_p", "min_tokens", b"min_tokens", "presence_penalty", b"presence_penalty", "regex", b"regex", "repetition_penalty", b"repetition_penalty", "seed", b"seed", "structure", b"structure", "temperature", b"temperature", "top_k", b"top_k", "top_logprobs", b"top_logprobs", "top_p", b"top_p"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_frequency_penalty", b"_frequency_penalty", "_max_tokens", b"_max_tokens", "_min_p", b"_min_p", "_min_tokens", b"_min_tokens", "_presence_penalty", b"_presence_penalty", "_repetition_penalty", b"_repetition_penalty", "_seed", b"_seed", "_temperature", b"_temperature", "_top_k", b"_top_k", "_top_logprobs", b"_top_logprobs", "_top_p", b"_top_p", "frequency_penalty", b"frequency_penalty", "grammar", b"grammar", "json_schema", b"json_schema", "max_tokens", b"max_tokens", "min_p", b"min_p", "min_tokens", b"min_tokens", "presence_penalty", b"presence_penalty", "regex", b"regex", "repetition_penalty", b"repetition_penalty", "seed", b"seed", "structure", b"structure", "temperature", b"temperature", "top_k", b"top_k", "top_logprobs", b"top_logprobs", "top_p", b"top_p"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_frequency_penalty", b"_frequency_penalty", "_min_p", b"_min_p", "_min_tokens", b"_min_tokens", "_presence_penalty", b"_presence_penalty", "_repetition_penalty", b"_repetition_penalty", "_seed", b"_seed", "_temperature", b"_temperature", "_top_k", b"_top_k", "_top_logprobs", b"_top_logprobs", "_top_p", b"_top_p", "frequency_penalty", b"frequency_penalty", "grammar", b"grammar", "ignore_eos", b"ignore_eos", "json_schema", b"json_schema", "logit_bias", b"logit_bias", "max_tokens", b"max_tokens", "min_p", b"min_p", "min_tokens", b"min_tokens", "presence_penalty", b"presence_penalty", "regex", b"regex", "repetition_penalty", b"repetition_penalty", "seed", b"seed", "stop_token_ids", b"stop_token_ids", "structure", b"structure", "temperature", b"temperature", "top_k", b"top_k", "top_logprobs", b"top_logprobs", "top_p", b"top_p"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_frequency_penalty", b"_frequency_penalty", "_max_tokens", b"_max_tokens", "_min_p", b"_min_p", "_min_tokens", b"_min_tokens", "_presence_penalty", b"_presence_penalty", "_repetition_penalty", b"_repetition_penalty", "_seed", b"_seed", "_temperature", b"_temperature", "_top_k", b"_top_k", "_top_logprobs", b"_top_logprobs", "_top_p", b"_top_p", "frequency_penalty", b"frequency_penalty", "grammar", b"grammar", "ignore_eos", b"ignore_eos", "json_schema", b"json_schema", "logit_bias", b"logit_bias", "max_tokens", b"max_tokens", "min_p", b"min_p", "min_tokens", b"min_tokens", "presence_penalty", b"presence_penalty", "regex", b"regex", "repetition_penalty", b"repetition_penalty", "seed", b"seed", "stop_token_ids", b"stop_token_ids", "structure", b"structure", "temperature", b"temperature", "top_k", b"top_k", "top_logprobs", b"top_logprobs", "top_p", b"top_p"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__frequency_penalty: _TypeAlias = _typing.Literal["frequency_penalty"]  # noqa: Y015
     _WhichOneofArgType__frequency_penalty: _TypeAlias = _typing.Literal["_frequency_penalty", b"_frequency_penalty"]  # noqa: Y015
+    _WhichOneofReturnType__max_tokens: _TypeAlias = _typing.Literal["max_tokens"]  # noqa: Y015
+    _WhichOneofArgType__max_tokens: _TypeAlias = _typing.Literal["_max_tokens", b"_max_tokens"]  # noqa: Y015
     _WhichOneofReturnType__min_p: _TypeAlias = _typing.Literal["min_p"]  # noqa: Y015
     _WhichOneofArgType__min_p: _TypeAlias = _typing.Literal["_min_p", b"_min_p"]  # noqa: Y015
     _WhichOneofReturnType__min_tokens: _TypeAlias = _typing.Literal["min_tokens"]  # noqa: Y015
@@ -291,6 +358,8 @@ class SamplingParams(_message.Message):
     _WhichOneofArgType_structure: _TypeAlias = _typing.Literal["structure", b"structure"]  # noqa: Y015
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__frequency_penalty) -> _WhichOneofReturnType__frequency_penalty | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__max_tokens) -> _WhichOneofReturnType__max_tokens | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__min_p) -> _WhichOneofReturnType__min_p | None: ...
     @_typing.overload
@@ -378,7 +447,9 @@ Global___CachedTokens: _TypeAlias = CachedTokens  # noqa: Y015
 
 @_typing.final
 class Usage(_message.Message):
-    """What a request used, counted from token ids where they are made."""
+    """What a request used, counted from token ids where they are made. From a
+    worker it covers one attempt (the gateway sums); to a client the whole request.
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -392,7 +463,7 @@ class Usage(_message.Message):
     prompt_tokens: _builtins.int
     """Counted once, whatever n is."""
     completion_tokens: _builtins.int
-    """Summed over the choices. A token that ends a choice counts."""
+    """Newly emitted, summed over the choices. A token that ends a choice counts."""
     recomputed_tokens: _builtins.int
     """Tokens computed again after a preemption or a move. Not part of the output."""
     precision: _builtins.str
@@ -403,7 +474,9 @@ class Usage(_message.Message):
     """Milliseconds from the worker's acceptance to the first token."""
     @_builtins.property
     def cached(self) -> _containers.RepeatedCompositeFieldContainer[Global___CachedTokens]:
-        """Prompt tokens whose KV was found rather than computed, by tier."""
+        """Prompt tokens whose KV was found rather than computed, by tier. A client is
+        told the first attempt's.
+        """
 
     def __init__(
         self,

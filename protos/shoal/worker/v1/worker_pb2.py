@@ -25,25 +25,35 @@ _sym_db = _symbol_database.Default()
 from shoal.types.v1 import types_pb2 as shoal_dot_types_dot_v1_dot_types__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1cshoal/worker/v1/worker.proto\x12\x0fshoal.worker.v1\x1a\x1ashoal/types/v1/types.proto\",\n\x06\x43hoice\x12\r\n\x05index\x18\x01 \x01(\r\x12\x13\n\x0b\x65mitted_ids\x18\x02 \x03(\r\"\xfa\x01\n\x0fGenerateRequest\x12)\n\x04meta\x18\x01 \x01(\x0b\x32\x1b.shoal.types.v1.RequestMeta\x12\x12\n\nprompt_ids\x18\x02 \x03(\r\x12(\n\x07\x63hoices\x18\x03 \x03(\x0b\x32\x17.shoal.worker.v1.Choice\x12\x30\n\x08sampling\x18\x04 \x01(\x0b\x32\x1e.shoal.types.v1.SamplingParams\x12\x18\n\x10tokenizer_digest\x18\x05 \x01(\x0c\x12\x12\n\ncache_salt\x18\x06 \x01(\x0c\x12\x0f\n\x07\x61\x64\x61pter\x18\x07 \x01(\t\x12\r\n\x05\x65xact\x18\x08 \x01(\x08\"g\n\x06Tokens\x12\x0e\n\x06\x63hoice\x18\x01 \x01(\r\x12\x10\n\x08position\x18\x02 \x01(\r\x12\x0b\n\x03ids\x18\x03 \x03(\r\x12.\n\x08logprobs\x18\x04 \x03(\x0b\x32\x1c.shoal.types.v1.TokenLogprob\"a\n\x08Progress\x12\x14\n\x0c\x65ngine_steps\x18\x01 \x01(\x04\x12\x16\n\x0emedian_step_ms\x18\x02 \x01(\x02\x12\x17\n\x0f\x63omputed_tokens\x18\x03 \x01(\r\x12\x0e\n\x06queued\x18\x04 \x01(\x08\"\xc8\x01\n\x08\x46inished\x12\x0e\n\x06\x63hoice\x18\x01 \x01(\r\x12,\n\x06reason\x18\x02 \x01(\x0e\x32\x1c.shoal.types.v1.FinishReason\x12\x19\n\x11\x63ompletion_tokens\x18\x03 \x01(\r\x12\x1a\n\rstop_token_id\x18\x04 \x01(\rH\x00\x88\x01\x01\x12$\n\x05usage\x18\x05 \x01(\x0b\x32\x15.shoal.types.v1.Usage\x12\x0f\n\x07message\x18\x06 \x01(\tB\x10\n\x0e_stop_token_id\"\xa4\x01\n\x10GenerateResponse\x12)\n\x06tokens\x18\x01 \x01(\x0b\x32\x17.shoal.worker.v1.TokensH\x00\x12-\n\x08progress\x18\x02 \x01(\x0b\x32\x19.shoal.worker.v1.ProgressH\x00\x12-\n\x08\x66inished\x18\x03 \x01(\x0b\x32\x19.shoal.worker.v1.FinishedH\x00\x42\x07\n\x05\x65vent2b\n\rWorkerService\x12Q\n\x08Generate\x12 .shoal.worker.v1.GenerateRequest\x1a!.shoal.worker.v1.GenerateResponse0\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1cshoal/worker/v1/worker.proto\x12\x0fshoal.worker.v1\x1a\x1ashoal/types/v1/types.proto\"1\n\nStopChoice\x12\x0e\n\x06\x63hoice\x18\x01 \x01(\r\x12\x13\n\x0bkeep_tokens\x18\x02 \x01(\r\"g\n\x12StopChoicesRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\r\x12,\n\x07\x63hoices\x18\x03 \x03(\x0b\x32\x1b.shoal.worker.v1.StopChoice\"\x12\n\x10StopChoicesReply\",\n\x06\x43hoice\x12\r\n\x05index\x18\x01 \x01(\r\x12\x13\n\x0b\x65mitted_ids\x18\x02 \x03(\r\"\xd1\x02\n\x0fGenerateRequest\x12)\n\x04meta\x18\x01 \x01(\x0b\x32\x1b.shoal.types.v1.RequestMeta\x12\x12\n\nprompt_ids\x18\x02 \x03(\r\x12(\n\x07\x63hoices\x18\x03 \x03(\x0b\x32\x17.shoal.worker.v1.Choice\x12\x30\n\x08sampling\x18\x04 \x01(\x0b\x32\x1e.shoal.types.v1.SamplingParams\x12\x18\n\x10tokenizer_digest\x18\x05 \x01(\x0c\x12\x12\n\ncache_salt\x18\x06 \x01(\x0c\x12\x0f\n\x07\x61\x64\x61pter\x18\x07 \x01(\t\x12\r\n\x05\x65xact\x18\x08 \x01(\x08\x12\x11\n\tworker_id\x18\t \x01(\t\x12\x14\n\x0cmodel_digest\x18\n \x01(\x0c\x12\x11\n\tprecision\x18\x0b \x01(\t\x12\x19\n\x11required_features\x18\x0c \x03(\t\"s\n\x08\x41\x63\x63\x65pted\x12,\n\x06\x63\x61\x63hed\x18\x01 \x03(\x0b\x32\x1c.shoal.types.v1.CachedTokens\x12\x11\n\tprecision\x18\x02 \x01(\t\x12\x14\n\x0cmodel_digest\x18\x03 \x01(\x0c\x12\x10\n\x08queue_ms\x18\x04 \x01(\r\"g\n\x06Tokens\x12\x0e\n\x06\x63hoice\x18\x01 \x01(\r\x12\x10\n\x08position\x18\x02 \x01(\r\x12\x0b\n\x03ids\x18\x03 \x03(\r\x12.\n\x08logprobs\x18\x04 \x03(\x0b\x32\x1c.shoal.types.v1.TokenLogprob\"x\n\x08Progress\x12\x14\n\x0c\x65ngine_steps\x18\x01 \x01(\x04\x12\x16\n\x0emedian_step_ms\x18\x02 \x01(\x02\x12\x17\n\x0f\x63omputed_tokens\x18\x03 \x01(\r\x12%\n\x05phase\x18\x04 \x01(\x0e\x32\x16.shoal.worker.v1.Phase\"\xc8\x01\n\x08\x46inished\x12\x0e\n\x06\x63hoice\x18\x01 \x01(\r\x12,\n\x06reason\x18\x02 \x01(\x0e\x32\x1c.shoal.types.v1.FinishReason\x12\x19\n\x11\x63ompletion_tokens\x18\x03 \x01(\r\x12\x1a\n\rstop_token_id\x18\x04 \x01(\rH\x00\x88\x01\x01\x12$\n\x05usage\x18\x05 \x01(\x0b\x32\x15.shoal.types.v1.Usage\x12\x0f\n\x07message\x18\x06 \x01(\tB\x10\n\x0e_stop_token_id\"\xd3\x01\n\x10GenerateResponse\x12)\n\x06tokens\x18\x01 \x01(\x0b\x32\x17.shoal.worker.v1.TokensH\x00\x12-\n\x08progress\x18\x02 \x01(\x0b\x32\x19.shoal.worker.v1.ProgressH\x00\x12-\n\x08\x66inished\x18\x03 \x01(\x0b\x32\x19.shoal.worker.v1.FinishedH\x00\x12-\n\x08\x61\x63\x63\x65pted\x18\x04 \x01(\x0b\x32\x19.shoal.worker.v1.AcceptedH\x00\x42\x07\n\x05\x65vent*i\n\x05Phase\x12\x15\n\x11PHASE_UNSPECIFIED\x10\x00\x12\x10\n\x0cPHASE_QUEUED\x10\x01\x12\x12\n\x0ePHASE_FETCHING\x10\x02\x12\x11\n\rPHASE_PREFILL\x10\x03\x12\x10\n\x0cPHASE_DECODE\x10\x04\x32\xb9\x01\n\rWorkerService\x12Q\n\x08Generate\x12 .shoal.worker.v1.GenerateRequest\x1a!.shoal.worker.v1.GenerateResponse0\x01\x12U\n\x0bStopChoices\x12#.shoal.worker.v1.StopChoicesRequest\x1a!.shoal.worker.v1.StopChoicesReplyb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'shoal.worker.v1.worker_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_CHOICE']._serialized_start=77
-  _globals['_CHOICE']._serialized_end=121
-  _globals['_GENERATEREQUEST']._serialized_start=124
-  _globals['_GENERATEREQUEST']._serialized_end=374
-  _globals['_TOKENS']._serialized_start=376
-  _globals['_TOKENS']._serialized_end=479
-  _globals['_PROGRESS']._serialized_start=481
-  _globals['_PROGRESS']._serialized_end=578
-  _globals['_FINISHED']._serialized_start=581
-  _globals['_FINISHED']._serialized_end=781
-  _globals['_GENERATERESPONSE']._serialized_start=784
-  _globals['_GENERATERESPONSE']._serialized_end=948
-  _globals['_WORKERSERVICE']._serialized_start=950
-  _globals['_WORKERSERVICE']._serialized_end=1048
+  _globals['_PHASE']._serialized_start=1400
+  _globals['_PHASE']._serialized_end=1505
+  _globals['_STOPCHOICE']._serialized_start=77
+  _globals['_STOPCHOICE']._serialized_end=126
+  _globals['_STOPCHOICESREQUEST']._serialized_start=128
+  _globals['_STOPCHOICESREQUEST']._serialized_end=231
+  _globals['_STOPCHOICESREPLY']._serialized_start=233
+  _globals['_STOPCHOICESREPLY']._serialized_end=251
+  _globals['_CHOICE']._serialized_start=253
+  _globals['_CHOICE']._serialized_end=297
+  _globals['_GENERATEREQUEST']._serialized_start=300
+  _globals['_GENERATEREQUEST']._serialized_end=637
+  _globals['_ACCEPTED']._serialized_start=639
+  _globals['_ACCEPTED']._serialized_end=754
+  _globals['_TOKENS']._serialized_start=756
+  _globals['_TOKENS']._serialized_end=859
+  _globals['_PROGRESS']._serialized_start=861
+  _globals['_PROGRESS']._serialized_end=981
+  _globals['_FINISHED']._serialized_start=984
+  _globals['_FINISHED']._serialized_end=1184
+  _globals['_GENERATERESPONSE']._serialized_start=1187
+  _globals['_GENERATERESPONSE']._serialized_end=1398
+  _globals['_WORKERSERVICE']._serialized_start=1508
+  _globals['_WORKERSERVICE']._serialized_end=1693
 # @@protoc_insertion_point(module_scope)

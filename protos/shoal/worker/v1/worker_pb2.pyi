@@ -9,6 +9,7 @@ from collections import abc as _abc
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from shoal.types.v1 import types_pb2 as _types_pb2
 import builtins as _builtins
 import sys
@@ -21,6 +22,95 @@ else:
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
+class _Phase:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _PhaseEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Phase.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    PHASE_UNSPECIFIED: _Phase.ValueType  # 0
+    PHASE_QUEUED: _Phase.ValueType  # 1
+    """Waiting for a place in a step."""
+    PHASE_FETCHING: _Phase.ValueType  # 2
+    """Waiting for KV from another tier."""
+    PHASE_PREFILL: _Phase.ValueType  # 3
+    PHASE_DECODE: _Phase.ValueType  # 4
+
+class Phase(_Phase, metaclass=_PhaseEnumTypeWrapper): ...
+
+PHASE_UNSPECIFIED: Phase.ValueType  # 0
+PHASE_QUEUED: Phase.ValueType  # 1
+"""Waiting for a place in a step."""
+PHASE_FETCHING: Phase.ValueType  # 2
+"""Waiting for KV from another tier."""
+PHASE_PREFILL: Phase.ValueType  # 3
+PHASE_DECODE: Phase.ValueType  # 4
+Global___Phase: _TypeAlias = Phase  # noqa: Y015
+
+@_typing.final
+class StopChoice(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CHOICE_FIELD_NUMBER: _builtins.int
+    KEEP_TOKENS_FIELD_NUMBER: _builtins.int
+    choice: _builtins.int
+    keep_tokens: _builtins.int
+    """Output tokens that count: up to and including the one that completed the match."""
+    def __init__(
+        self,
+        *,
+        choice: _builtins.int = ...,
+        keep_tokens: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["choice", b"choice", "keep_tokens", b"keep_tokens"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___StopChoice: _TypeAlias = StopChoice  # noqa: Y015
+
+@_typing.final
+class StopChoicesRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
+    ATTEMPT_FIELD_NUMBER: _builtins.int
+    CHOICES_FIELD_NUMBER: _builtins.int
+    request_id: _builtins.str
+    attempt: _builtins.int
+    @_builtins.property
+    def choices(self) -> _containers.RepeatedCompositeFieldContainer[Global___StopChoice]: ...
+    def __init__(
+        self,
+        *,
+        request_id: _builtins.str = ...,
+        attempt: _builtins.int = ...,
+        choices: _abc.Iterable[Global___StopChoice] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "choices", b"choices", "request_id", b"request_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___StopChoicesRequest: _TypeAlias = StopChoicesRequest  # noqa: Y015
+
+@_typing.final
+class StopChoicesReply(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___StopChoicesReply: _TypeAlias = StopChoicesReply  # noqa: Y015
+
 @_typing.final
 class Choice(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
@@ -31,7 +121,9 @@ class Choice(_message.Message):
     """0-based, as the client knows it. Choices that have ended are not sent again."""
     @_builtins.property
     def emitted_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """What the client already has; continued at position len(emitted_ids)."""
+        """What the gateway has received, held-back text included; continued at output
+        position len(emitted_ids). Limits and penalties count from position 0.
+        """
 
     def __init__(
         self,
@@ -59,6 +151,10 @@ class GenerateRequest(_message.Message):
     CACHE_SALT_FIELD_NUMBER: _builtins.int
     ADAPTER_FIELD_NUMBER: _builtins.int
     EXACT_FIELD_NUMBER: _builtins.int
+    WORKER_ID_FIELD_NUMBER: _builtins.int
+    MODEL_DIGEST_FIELD_NUMBER: _builtins.int
+    PRECISION_FIELD_NUMBER: _builtins.int
+    REQUIRED_FEATURES_FIELD_NUMBER: _builtins.int
     tokenizer_digest: _builtins.bytes
     """Digest of the tokenizer that made prompt_ids. Must be the worker's."""
     cache_salt: _builtins.bytes
@@ -67,16 +163,29 @@ class GenerateRequest(_message.Message):
     """LoRA adapter; empty = none."""
     exact: _builtins.bool
     """Leave out lossy steps of the memory-pressure ladder."""
+    worker_id: _builtins.str
+    """The Grant's; a successor process at the same address refuses."""
+    model_digest: _builtins.bytes
+    """Pinned after the first attempt so that an answer never changes weights or
+    numerics in the middle. Empty = any.
+    """
+    precision: _builtins.str
     @_builtins.property
     def meta(self) -> _types_pb2.RequestMeta: ...
     @_builtins.property
     def prompt_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """1 to context length - 1 ids."""
+        """1 to context length - 1 ids. With all emitted_ids at most 1,000,000."""
 
     @_builtins.property
     def choices(self) -> _containers.RepeatedCompositeFieldContainer[Global___Choice]: ...
     @_builtins.property
     def sampling(self) -> _types_pb2.SamplingParams: ...
+    @_builtins.property
+    def required_features(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Features an answer depends on; a worker that does not know one refuses, so
+        that an older neighbour never ignores what was asked.
+        """
+
     def __init__(
         self,
         *,
@@ -88,14 +197,49 @@ class GenerateRequest(_message.Message):
         cache_salt: _builtins.bytes = ...,
         adapter: _builtins.str = ...,
         exact: _builtins.bool = ...,
+        worker_id: _builtins.str = ...,
+        model_digest: _builtins.bytes = ...,
+        precision: _builtins.str = ...,
+        required_features: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["meta", b"meta", "sampling", b"sampling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapter", b"adapter", "cache_salt", b"cache_salt", "choices", b"choices", "exact", b"exact", "meta", b"meta", "prompt_ids", b"prompt_ids", "sampling", b"sampling", "tokenizer_digest", b"tokenizer_digest"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapter", b"adapter", "cache_salt", b"cache_salt", "choices", b"choices", "exact", b"exact", "meta", b"meta", "model_digest", b"model_digest", "precision", b"precision", "prompt_ids", b"prompt_ids", "required_features", b"required_features", "sampling", b"sampling", "tokenizer_digest", b"tokenizer_digest", "worker_id", b"worker_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___GenerateRequest: _TypeAlias = GenerateRequest  # noqa: Y015
+
+@_typing.final
+class Accepted(_message.Message):
+    """The first message: the request has its place. Sent before any Tokens."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CACHED_FIELD_NUMBER: _builtins.int
+    PRECISION_FIELD_NUMBER: _builtins.int
+    MODEL_DIGEST_FIELD_NUMBER: _builtins.int
+    QUEUE_MS_FIELD_NUMBER: _builtins.int
+    precision: _builtins.str
+    model_digest: _builtins.bytes
+    queue_ms: _builtins.int
+    @_builtins.property
+    def cached(self) -> _containers.RepeatedCompositeFieldContainer[_types_pb2.CachedTokens]: ...
+    def __init__(
+        self,
+        *,
+        cached: _abc.Iterable[_types_pb2.CachedTokens] | None = ...,
+        precision: _builtins.str = ...,
+        model_digest: _builtins.bytes = ...,
+        queue_ms: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cached", b"cached", "model_digest", b"model_digest", "precision", b"precision", "queue_ms", b"queue_ms"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Accepted: _TypeAlias = Accepted  # noqa: Y015
 
 @_typing.final
 class Tokens(_message.Message):
@@ -136,8 +280,8 @@ Global___Tokens: _TypeAlias = Tokens  # noqa: Y015
 
 @_typing.final
 class Progress(_message.Message):
-    """Sent at least every 250 ms while the engine advances and has nothing else to
-    say. A receiver that hears nothing for max(1.5 s, 20 median steps) may take
+    """Sent at least every 250 ms while the engine is well (it advances, or waits for
+    nothing but work or a transfer) and has nothing else to say. A receiver that hears nothing for max(1.5 s, 20 median steps) may take
     the worker for hung.
     """
 
@@ -146,26 +290,25 @@ class Progress(_message.Message):
     ENGINE_STEPS_FIELD_NUMBER: _builtins.int
     MEDIAN_STEP_MS_FIELD_NUMBER: _builtins.int
     COMPUTED_TOKENS_FIELD_NUMBER: _builtins.int
-    QUEUED_FIELD_NUMBER: _builtins.int
+    PHASE_FIELD_NUMBER: _builtins.int
     engine_steps: _builtins.int
     """Engine steps since start; grows while the engine works."""
     median_step_ms: _builtins.float
     """Median step of the last hundred, milliseconds."""
     computed_tokens: _builtins.int
     """Prompt (+ emitted) tokens of this request whose KV is ready."""
-    queued: _builtins.bool
-    """Waiting for a place in a step."""
+    phase: Global___Phase.ValueType
     def __init__(
         self,
         *,
         engine_steps: _builtins.int = ...,
         median_step_ms: _builtins.float = ...,
         computed_tokens: _builtins.int = ...,
-        queued: _builtins.bool = ...,
+        phase: Global___Phase.ValueType = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["computed_tokens", b"computed_tokens", "engine_steps", b"engine_steps", "median_step_ms", b"median_step_ms", "queued", b"queued"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["computed_tokens", b"computed_tokens", "engine_steps", b"engine_steps", "median_step_ms", b"median_step_ms", "phase", b"phase"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -173,8 +316,8 @@ Global___Progress: _TypeAlias = Progress  # noqa: Y015
 
 @_typing.final
 class Finished(_message.Message):
-    """The end of one choice. `usage` covers the whole request so far; the one of the
-    last Finished is final.
+    """The end of one choice. `usage` covers this attempt so far; the one of the last
+    Finished is final.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -188,7 +331,7 @@ class Finished(_message.Message):
     choice: _builtins.int
     reason: _types_pb2.FinishReason.ValueType
     completion_tokens: _builtins.int
-    """Total of this choice, emitted_ids of earlier attempts included."""
+    """Output tokens of this choice, emitted_ids of earlier attempts included."""
     stop_token_id: _builtins.int
     """The stop token that ended it, if one did."""
     message: _builtins.str
@@ -222,24 +365,28 @@ class GenerateResponse(_message.Message):
     TOKENS_FIELD_NUMBER: _builtins.int
     PROGRESS_FIELD_NUMBER: _builtins.int
     FINISHED_FIELD_NUMBER: _builtins.int
+    ACCEPTED_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def tokens(self) -> Global___Tokens: ...
     @_builtins.property
     def progress(self) -> Global___Progress: ...
     @_builtins.property
     def finished(self) -> Global___Finished: ...
+    @_builtins.property
+    def accepted(self) -> Global___Accepted: ...
     def __init__(
         self,
         *,
         tokens: Global___Tokens | None = ...,
         progress: Global___Progress | None = ...,
         finished: Global___Finished | None = ...,
+        accepted: Global___Accepted | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["event", b"event", "finished", b"finished", "progress", b"progress", "tokens", b"tokens"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["accepted", b"accepted", "event", b"event", "finished", b"finished", "progress", b"progress", "tokens", b"tokens"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["event", b"event", "finished", b"finished", "progress", b"progress", "tokens", b"tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted", b"accepted", "event", b"event", "finished", b"finished", "progress", b"progress", "tokens", b"tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_event: _TypeAlias = _typing.Literal["tokens", "progress", "finished"]  # noqa: Y015
+    _WhichOneofReturnType_event: _TypeAlias = _typing.Literal["tokens", "progress", "finished", "accepted"]  # noqa: Y015
     _WhichOneofArgType_event: _TypeAlias = _typing.Literal["event", b"event"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_event) -> _WhichOneofReturnType_event | None: ...
 

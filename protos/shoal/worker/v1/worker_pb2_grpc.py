@@ -39,6 +39,11 @@ class WorkerServiceStub:
                 request_serializer=shoal_dot_worker_dot_v1_dot_worker__pb2.GenerateRequest.SerializeToString,
                 response_deserializer=shoal_dot_worker_dot_v1_dot_worker__pb2.GenerateResponse.FromString,
                 _registered_method=True)
+        self.StopChoices = channel.unary_unary(
+                '/shoal.worker.v1.WorkerService/StopChoices',
+                request_serializer=shoal_dot_worker_dot_v1_dot_worker__pb2.StopChoicesRequest.SerializeToString,
+                response_deserializer=shoal_dot_worker_dot_v1_dot_worker__pb2.StopChoicesReply.FromString,
+                _registered_method=True)
 
 
 class WorkerServiceServicer:
@@ -55,11 +60,22 @@ class WorkerServiceServicer:
         Repeat: a newer attempt of a running request_id ends the older one with
         ABORTED; the same or an older attempt is refused with ALREADY_EXISTS.
 
-        Statuses: RESOURCE_EXHAUSTED + RetryInfo = no room now, place it elsewhere
-        (nothing was computed). FAILED_PRECONDITION = another model, tokenizer or
-        adapter than this worker's. UNAVAILABLE = draining or not ready.
-        INVALID_ARGUMENT = the request can never run; names the field.
-        INTERNAL = this request failed inside a step; it is not retried here.
+        Statuses (with a Cause): RESOURCE_EXHAUSTED + RetryInfo = no room now, place
+        it elsewhere (nothing was computed). FAILED_PRECONDITION = not the worker,
+        model, tokenizer, adapter or features that were meant. UNAVAILABLE =
+        draining or not ready; without a Cause, the transport. INVALID_ARGUMENT =
+        the request can never run; names the field. INTERNAL = this request failed
+        inside a step; it is not retried here.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def StopChoices(self, request, context):
+        """Ends choices whose text met a stop string, which only the gateway can see.
+        Generate then sends their Finished with STOP and exact usage.
+        Cancel: may or may not have happened. Retry and repeat: harmless; a choice or
+        attempt that is not running is ignored.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -72,6 +88,11 @@ def add_WorkerServiceServicer_to_server(servicer, server):
                     servicer.Generate,
                     request_deserializer=shoal_dot_worker_dot_v1_dot_worker__pb2.GenerateRequest.FromString,
                     response_serializer=shoal_dot_worker_dot_v1_dot_worker__pb2.GenerateResponse.SerializeToString,
+            ),
+            'StopChoices': grpc.unary_unary_rpc_method_handler(
+                    servicer.StopChoices,
+                    request_deserializer=shoal_dot_worker_dot_v1_dot_worker__pb2.StopChoicesRequest.FromString,
+                    response_serializer=shoal_dot_worker_dot_v1_dot_worker__pb2.StopChoicesReply.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -101,6 +122,33 @@ class WorkerService:
             '/shoal.worker.v1.WorkerService/Generate',
             shoal_dot_worker_dot_v1_dot_worker__pb2.GenerateRequest.SerializeToString,
             shoal_dot_worker_dot_v1_dot_worker__pb2.GenerateResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def StopChoices(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/shoal.worker.v1.WorkerService/StopChoices',
+            shoal_dot_worker_dot_v1_dot_worker__pb2.StopChoicesRequest.SerializeToString,
+            shoal_dot_worker_dot_v1_dot_worker__pb2.StopChoicesReply.FromString,
             options,
             channel_credentials,
             insecure,

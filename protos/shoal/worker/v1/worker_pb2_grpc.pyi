@@ -44,11 +44,18 @@ class WorkerServiceStub:
     Repeat: a newer attempt of a running request_id ends the older one with
       ABORTED; the same or an older attempt is refused with ALREADY_EXISTS.
 
-    Statuses: RESOURCE_EXHAUSTED + RetryInfo = no room now, place it elsewhere
-    (nothing was computed). FAILED_PRECONDITION = another model, tokenizer or
-    adapter than this worker's. UNAVAILABLE = draining or not ready.
-    INVALID_ARGUMENT = the request can never run; names the field.
-    INTERNAL = this request failed inside a step; it is not retried here.
+    Statuses (with a Cause): RESOURCE_EXHAUSTED + RetryInfo = no room now, place
+    it elsewhere (nothing was computed). FAILED_PRECONDITION = not the worker,
+    model, tokenizer, adapter or features that were meant. UNAVAILABLE =
+    draining or not ready; without a Cause, the transport. INVALID_ARGUMENT =
+    the request can never run; names the field. INTERNAL = this request failed
+    inside a step; it is not retried here.
+    """
+    StopChoices: _grpc.UnaryUnaryMultiCallable[_worker_pb2.StopChoicesRequest, _worker_pb2.StopChoicesReply]
+    """Ends choices whose text met a stop string, which only the gateway can see.
+    Generate then sends their Finished with STOP and exact usage.
+    Cancel: may or may not have happened. Retry and repeat: harmless; a choice or
+    attempt that is not running is ignored.
     """
 
 @_typing.type_check_only
@@ -65,11 +72,18 @@ class WorkerServiceAsyncStub(WorkerServiceStub):
     Repeat: a newer attempt of a running request_id ends the older one with
       ABORTED; the same or an older attempt is refused with ALREADY_EXISTS.
 
-    Statuses: RESOURCE_EXHAUSTED + RetryInfo = no room now, place it elsewhere
-    (nothing was computed). FAILED_PRECONDITION = another model, tokenizer or
-    adapter than this worker's. UNAVAILABLE = draining or not ready.
-    INVALID_ARGUMENT = the request can never run; names the field.
-    INTERNAL = this request failed inside a step; it is not retried here.
+    Statuses (with a Cause): RESOURCE_EXHAUSTED + RetryInfo = no room now, place
+    it elsewhere (nothing was computed). FAILED_PRECONDITION = not the worker,
+    model, tokenizer, adapter or features that were meant. UNAVAILABLE =
+    draining or not ready; without a Cause, the transport. INVALID_ARGUMENT =
+    the request can never run; names the field. INTERNAL = this request failed
+    inside a step; it is not retried here.
+    """
+    StopChoices: _aio.UnaryUnaryMultiCallable[_worker_pb2.StopChoicesRequest, _worker_pb2.StopChoicesReply]  # type: ignore[assignment]
+    """Ends choices whose text met a stop string, which only the gateway can see.
+    Generate then sends their Finished with STOP and exact usage.
+    Cancel: may or may not have happened. Retry and repeat: harmless; a choice or
+    attempt that is not running is ignored.
     """
 
 class WorkerServiceServicer(metaclass=_abc_1.ABCMeta):
@@ -89,11 +103,24 @@ class WorkerServiceServicer(metaclass=_abc_1.ABCMeta):
         Repeat: a newer attempt of a running request_id ends the older one with
           ABORTED; the same or an older attempt is refused with ALREADY_EXISTS.
 
-        Statuses: RESOURCE_EXHAUSTED + RetryInfo = no room now, place it elsewhere
-        (nothing was computed). FAILED_PRECONDITION = another model, tokenizer or
-        adapter than this worker's. UNAVAILABLE = draining or not ready.
-        INVALID_ARGUMENT = the request can never run; names the field.
-        INTERNAL = this request failed inside a step; it is not retried here.
+        Statuses (with a Cause): RESOURCE_EXHAUSTED + RetryInfo = no room now, place
+        it elsewhere (nothing was computed). FAILED_PRECONDITION = not the worker,
+        model, tokenizer, adapter or features that were meant. UNAVAILABLE =
+        draining or not ready; without a Cause, the transport. INVALID_ARGUMENT =
+        the request can never run; names the field. INTERNAL = this request failed
+        inside a step; it is not retried here.
+        """
+
+    @_abc_1.abstractmethod
+    def StopChoices(
+        self,
+        request: _worker_pb2.StopChoicesRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_worker_pb2.StopChoicesReply, _abc.Awaitable[_worker_pb2.StopChoicesReply]]:
+        """Ends choices whose text met a stop string, which only the gateway can see.
+        Generate then sends their Finished with STOP and exact usage.
+        Cancel: may or may not have happened. Retry and repeat: harmless; a choice or
+        attempt that is not running is ignored.
         """
 
 def add_WorkerServiceServicer_to_server(servicer: WorkerServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
