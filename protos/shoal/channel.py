@@ -1,0 +1,26 @@
+"""How a channel to a Shoal service is set: the one place where client and server agree on keepalive and sizes.
+
+A server closes a connection that pings more often than it allows, so both ends read the same constants from here.
+"""
+
+# A client pings an idle or silent peer this often, and gives it up when no answer comes in time: a peer that vanished
+# without closing (power, network) is noticed within their sum, about 15 s.
+KEEPALIVE_TIME_MS = 10_000
+KEEPALIVE_TIMEOUT_MS = 5_000
+
+# Largest message either way. Larger things (KV, weights) travel as streams of parts.
+MAX_MESSAGE_BYTES = 4 * 1024 * 1024
+
+ChannelOptions = tuple[tuple[str, int], ...]
+
+
+def channel_options() -> ChannelOptions:
+    """Options of a client's channel. Pings go on without calls, so a dead peer is known before the next request."""
+    return (
+        ("grpc.keepalive_time_ms", KEEPALIVE_TIME_MS),
+        ("grpc.keepalive_timeout_ms", KEEPALIVE_TIMEOUT_MS),
+        ("grpc.keepalive_permit_without_calls", 1),
+        ("grpc.http2.max_pings_without_data", 0),
+        ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
+        ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+    )
