@@ -83,7 +83,8 @@ class TokensEvent(msgspec.Struct, frozen=True, tag="tokens"):
 class FinishedEvent(msgspec.Struct, frozen=True, tag="finished"):
     """The end of one choice. `usage` covers this attempt so far; `last` = no choice of it is left here.
 
-    `completion_tokens` counts this choice's output, emitted_ids of earlier attempts included.
+    `completion_tokens` counts this choice's output, emitted_ids of earlier attempts included. A stop token counts, is
+    named by `stop_token_id` and comes in no TokensEvent.
     """
 
     request_id: str

@@ -1,0 +1,23 @@
+"""What the engine process is told when it starts. Crosses the process border, so it is a msgspec struct."""
+
+from typing import Literal
+
+import msgspec
+
+
+class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """One engine's settings; every number has a default that serves a small model on a laptop."""
+
+    model: str  # a pulled name or a folder's path (mesh.models.find)
+    kind: Literal["torch"] = "torch"
+    device: str = "cpu"  # "cpu", "cuda" or "cuda:N"
+    precision: Literal["fp32", "bf16"] = "fp32"
+    kv_bytes: int = 0  # size of the KV pool; 0 = kv_share of the device's free memory
+    kv_share: float = 0.25
+    context_tokens: int = 0  # upper limit of prompt + output; 0 = the model's. Never more than the pool holds.
+    max_sequences: int = 64  # choices that run in one step
+    prefill_chunk: int = 256  # prompt tokens a step computes, summed over sequences; decodes come on top
+    max_waiting_tokens: int = 16_384  # prompt tokens without a place in a step; more are refused with Overloaded
+    max_waiting_sequences: int = 256
+    expected_growth: float = 0.5  # share of max_tokens that admission reckons each choice will use
+    threads: int = 0  # torch's; 0 = one per core
