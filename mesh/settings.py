@@ -74,9 +74,13 @@ class ServiceSettings(BaseSettings):
 
 
 class ModelSettings(ServiceSettings):
-    """What services that read a model folder have."""
+    """What the services on a token's path, gateway and worker, have: a model folder, and schedulers to ask."""
 
     model: str = Field(DEFAULT_MODEL, description="Name of a pulled model, or the path of a model folder.")
+    schedulers: str = Field(
+        "127.0.0.1:50061",
+        description="host:port of the schedulers, comma-separated. A name with several addresses means them all.",
+    )
 
 
 SHARED_FIELDS = frozenset(ModelSettings.model_fields)

@@ -24,3 +24,13 @@ def channel_options() -> ChannelOptions:
         ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
         ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
     )
+
+
+def server_options() -> ChannelOptions:
+    """Options of a server: allows the pings above, pings back alike, and never shares its port with another process."""
+    return (
+        *channel_options(),
+        ("grpc.http2.min_recv_ping_interval_without_data_ms", KEEPALIVE_TIME_MS // 2),
+        ("grpc.http2.max_ping_strikes", 0),
+        ("grpc.so_reuseport", 0),
+    )
