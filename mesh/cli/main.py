@@ -1,0 +1,35 @@
+"""The `shoal` command line: its commands, one line each.
+
+A command's module is imported here, so it imports what is heavy (grpc, rich, tokenizers, torch) inside its functions:
+`shoal --help` must be instant, and tests/mesh/cli/test_main.py holds it to that.
+"""
+
+import typer
+
+from mesh.cli import pull
+from mesh.cli.problem import Problem
+
+app = typer.Typer(
+    name="shoal", no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help="An inference mesh."
+)
+app.command("pull")(pull.command)
+
+
+@app.callback()
+def _root() -> None:
+    """An inference mesh: pull a model, start the mesh, talk to it."""
+
+
+def run() -> None:
+    """Entry point. A Problem becomes its words on stderr and exit code 1."""
+    try:
+        app()
+    except Problem as problem:
+        typer.secho(f"shoal: {problem.message}", fg="red", err=True)
+        if problem.advice:
+            typer.echo(f"       {problem.advice}", err=True)
+        raise SystemExit(1) from None
+
+
+if __name__ == "__main__":
+    run()

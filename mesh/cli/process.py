@@ -1,0 +1,142 @@
+"""One process of the local mesh: started, watched, restarted with back-off, stopped in good order.
+
+A child runs in a session of its own, so that Ctrl-C reaches only the supervisor, which knows the order of stopping. The
+kernel ends it (SIGTERM) should the supervisor be killed: nothing is left behind either way.
+"""
+
+import asyncio
+import ctypes
+import os
+import signal
+import time
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+
+from mesh.cli.plan import ProcessSpec
+from mesh.cli.state import ProcessState
+from mesh.client import Backoff
+
+PR_SET_PDEATHSIG = 1
+PROBE_EVERY_S = 0.1
+# A process that ends this often before it was ever ready will not come up by trying again.
+MOST_FAILED_STARTS = 3
+
+Probe = Callable[[ProcessSpec], Awaitable[bool]]
+
+
+class StartFailed(Exception):
+    """A process did not come up. The message ends with the last lines of its log."""
+
+
+class ManagedProcess:
+    """Runs one ProcessSpec until `stop`. `changed` is called whenever what `state` tells has changed."""
+
+    def __init__(self, spec: ProcessSpec, probe: Probe, changed: Callable[[], None], *, restart: bool) -> None:
+        self.spec = spec
+        self.phase = "starting"
+        self.restarts = 0
+        self.ready = asyncio.Event()
+        self._probe = probe
+        self._changed = changed
+        self._restart = restart
+        self._stopping = asyncio.Event()
+        self._process: asyncio.subprocess.Process | None = None
+
+    def state(self) -> ProcessState:
+        process = self._process
+        return ProcessState(
+            role=self.spec.role,
+            index=self.spec.index,
+            pid=process.pid if process is not None and process.returncode is None else None,
+            state=self.phase,
+            restarts=self.restarts,
+            ports=self.spec.ports,
+            log=str(self.spec.log),
+        )
+
+    async def run(self) -> None:
+        """Keep the process running until `stop`. Raises StartFailed if it cannot be brought up."""
+        backoff = Backoff(first_s=0.2, most_s=10)
+        failed_starts = 0
+        while not self._stopping.is_set():
+            self._process = await self._start()
+            if self._stopping.is_set():
+                self._process.terminate()
+            self._set("starting" if not self.restarts else "restarting")
+            came_up = await self._watch(self._process)
+            if self._stopping.is_set():
+                break
+            failed_starts = 0 if came_up else failed_starts + 1
+            if failed_starts >= (MOST_FAILED_STARTS if self._restart else 1):
+                raise StartFailed(f"{self.spec.name} ended before it was ready:\n{self._log_tail()}")
+            if not self._restart:
+                self._set("stopped")
+                return
+            if came_up:
+                backoff.reset()
+            self.ready.clear()
+            self.restarts += 1
+            self._set("restarting")
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._stopping.wait(), backoff.next_s())
+        self._set("stopped")
+
+    async def stop(self, grace_s: float) -> bool:
+        """SIGTERM, then SIGKILL after `grace_s`. True if it ended by itself with exit code 0."""
+        self._stopping.set()
+        process = self._process
+        if process is None or process.returncode is not None:
+            return True
+        self._set("stopping")
+        with suppress(ProcessLookupError):
+            process.send_signal(signal.SIGTERM)
+        try:
+            async with asyncio.timeout(grace_s):
+                return await process.wait() == 0
+        except TimeoutError:
+            with suppress(ProcessLookupError):
+                process.kill()
+            await process.wait()
+            return False
+
+    async def _start(self) -> asyncio.subprocess.Process:
+        self.spec.log.parent.mkdir(parents=True, exist_ok=True)
+        with self.spec.log.open("ab") as log:
+            return await asyncio.create_subprocess_exec(
+                *self.spec.argv,
+                env=os.environ | self.spec.env,
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+                preexec_fn=_end_with_parent,
+            )
+
+    async def _watch(self, process: asyncio.subprocess.Process) -> bool:
+        """Wait until the process ends; True if it was ready before that."""
+        ended = asyncio.ensure_future(process.wait())
+        started = time.monotonic()
+        try:
+            while not ended.done() and not self.ready.is_set():
+                if await self._probe(self.spec):
+                    self._set("ready")
+                    self.ready.set()
+                    break
+                await asyncio.wait([ended], timeout=PROBE_EVERY_S if time.monotonic() - started < 10 else 0.5)
+            await ended
+        finally:
+            ended.cancel()
+        return self.ready.is_set()
+
+    def _set(self, phase: str) -> None:
+        self.phase = phase
+        self._changed()
+
+    def _log_tail(self, lines: int = 15) -> str:
+        with suppress(OSError):
+            return "\n".join(self.spec.log.read_text(errors="replace").splitlines()[-lines:])
+        return "(no log)"
+
+
+def _end_with_parent() -> None:
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)

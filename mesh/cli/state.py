@@ -1,0 +1,91 @@
+"""What `shoal up` leaves on disk so that `shoal status`, `chat` and `down` find the running mesh.
+
+One JSON file under the cache folder, replaced as a whole. A file whose supervisor is gone counts as no mesh at all.
+"""
+
+import os
+from pathlib import Path
+
+import msgspec
+import psutil
+
+from mesh.models import cache_dir
+
+
+class ProcessState(msgspec.Struct, frozen=True, kw_only=True):
+    """One process of the mesh. `state` is starting, ready, restarting, stopping or stopped."""
+
+    role: str
+    index: int
+    pid: int | None
+    state: str
+    restarts: int
+    ports: dict[str, int]
+    log: str
+
+    @property
+    def name(self) -> str:
+        return f"{self.role}-{self.index}"
+
+
+class MeshState(msgspec.Struct, frozen=True, kw_only=True):
+    """The whole local mesh. `phase` is starting, ready, stopping or failed; `message` says why it failed."""
+
+    supervisor_pid: int
+    supervisor_created: float  # psutil's create_time: tells this process from a later one with its pid
+    phase: str
+    model: str
+    http_urls: list[str]
+    grpc_addresses: list[str]
+    scheduler_addresses: list[str]
+    processes: list[ProcessState]
+    message: str = ""
+
+    @property
+    def http_url(self) -> str:
+        return self.http_urls[0]
+
+    @property
+    def grpc_address(self) -> str:
+        return self.grpc_addresses[0]
+
+    def supervisor(self) -> psutil.Process | None:
+        """The supervisor, if it still runs."""
+        try:
+            process = psutil.Process(self.supervisor_pid)
+            same = abs(process.create_time() - self.supervisor_created) < 1
+            return process if same and process.status() != psutil.STATUS_ZOMBIE else None
+        except psutil.NoSuchProcess:
+            return None
+
+
+def run_dir() -> Path:
+    """Where the local mesh keeps its state, logs and Redis data."""
+    return cache_dir() / "run"
+
+
+def state_file() -> Path:
+    return run_dir() / "mesh.json"
+
+
+def write(state: MeshState) -> None:
+    """Replace the state file in one move: a reader sees the old one or the new one."""
+    path = state_file()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_suffix(f".{os.getpid()}.part")
+    part.write_bytes(msgspec.json.format(msgspec.json.encode(state)))
+    part.replace(path)
+
+
+def last() -> MeshState | None:
+    """The state as last written, whether that mesh still runs or not."""
+    try:
+        return msgspec.json.decode(state_file().read_bytes(), type=MeshState)
+    except (FileNotFoundError, msgspec.MsgspecError):
+        return None
+
+
+def running() -> MeshState | None:
+    """The running mesh; None if there is none."""
+    state = last()
+    return state if state is not None and state.supervisor() is not None else None
