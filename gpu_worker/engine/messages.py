@@ -11,7 +11,6 @@ import msgspec
 from gpu_worker.engine.api import EngineInfo, Plan, StepResult
 from mesh.errors import AlreadyExists, Internal, InvalidRequest, Overloaded, ShoalError
 
-
 ErrorKind = Literal["InvalidRequest", "Overloaded", "AlreadyExists", "Internal"]
 
 
@@ -81,7 +80,7 @@ class Rejected(msgspec.Struct, frozen=True, tag=True):
 
     @classmethod
     def of(cls, plan: Plan, error: ShoalError) -> "Rejected":
-        kind = next((name for name, known in _KINDS.items() if isinstance(error, known)), "Internal")
+        kind: ErrorKind = next((name for name, known in _KINDS.items() if isinstance(error, known)), "Internal")
         return cls(plan.request_id, plan.attempt, kind, error.message, error.field, error.code, error.retry_after_s)
 
     def error(self) -> ShoalError:

@@ -1,0 +1,1 @@
+"""Models in plain torch: read a checkpoint, build the decoder it names, run packed batches over paged KV."""

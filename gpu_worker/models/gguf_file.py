@@ -1,0 +1,133 @@
+"""A *.gguf file as a checkpoint with Hugging Face names: whatever the gguf library can dequantize.
+
+Two things differ from Hugging Face: names, and the rows of Llama's q and k projections, which llama.cpp's converter
+interleaves for its RoPE (convert_hf_to_gguf.py, LlamaModel.permute). `read` undoes that.
+"""
+
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import gguf
+import numpy as np
+import torch
+
+from gpu_worker.models.errors import LoadError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+_GLOBAL = {
+    "token_embd.weight": "model.embed_tokens.weight",
+    "output_norm.weight": "model.norm.weight",
+    "output.weight": "lm_head.weight",
+    "rope_freqs.weight": "rope_freqs.weight",
+}
+_IN_LAYER = {
+    "attn_norm": "input_layernorm",
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_output": "self_attn.o_proj",
+    "ffn_norm": "post_attention_layernorm",
+    "ffn_gate": "mlp.gate_proj",
+    "ffn_up": "mlp.up_proj",
+    "ffn_down": "mlp.down_proj",
+}
+_ARCHITECTURES = {"llama": "LlamaForCausalLM"}
+_DAMAGE = (ValueError, IndexError, KeyError, OSError, OverflowError, TypeError)  # what GGUFReader raises on bad bytes
+
+
+class GgufCheckpoint:
+    """One GGUF file, memory-mapped; a tensor is dequantized when read."""
+
+    def __init__(self, path: Path) -> None:
+        self.source = path
+        self.files = [path]
+        try:
+            self._reader = gguf.GGUFReader(path)
+        except _DAMAGE as error:
+            raise LoadError(path, f"not a whole GGUF file ({error}); fetch it again") from error
+        self._tensors = {hf_name(tensor.name): tensor for tensor in self._reader.tensors}
+        self._arch = str(self._field("general.architecture"))
+        self.config: Mapping[str, Any] = self._hf_config()
+
+    def names(self) -> set[str]:
+        return set(self._tensors)
+
+    def file_of(self, name: str) -> Path:
+        return self.source
+
+    def read(self, name: str) -> torch.Tensor:
+        tensor = self._tensors[name]
+        try:
+            array = gguf.dequantize(tensor.data, tensor.tensor_type)
+        except (NotImplementedError, ValueError) as error:
+            raise LoadError(
+                self.source, f"cannot dequantize {tensor.tensor_type.name}: {error}", tensor=name
+            ) from error
+        weight = torch.from_numpy(np.ascontiguousarray(array, dtype=np.float32).copy())
+        if self._arch == "llama":
+            for projection, heads in (("q_proj", "num_attention_heads"), ("k_proj", "num_key_value_heads")):
+                if f".self_attn.{projection}." in name:
+                    return _deinterleave(weight, self.config[heads], self.source, name)
+        return weight
+
+    def _field(self, key: str, default: Any = None) -> Any:
+        field = self._reader.get_field(key)
+        if field is not None:
+            return field.contents()
+        if default is None:
+            raise LoadError(self.source, f"metadata lacks {key}")
+        return default
+
+    def _hf_config(self) -> dict[str, Any]:
+        def of(key: str, default: Any = None) -> Any:
+            return self._field(f"{self._arch}.{key}", default)
+
+        if self._arch not in _ARCHITECTURES:
+            raise LoadError(self.source, f"unknown architecture {self._arch!r}; known: {', '.join(_ARCHITECTURES)}")
+        tokens = self._reader.get_field("tokenizer.ggml.tokens")
+        heads, hidden = of("attention.head_count"), of("embedding_length")
+        scaling = {"rope_type": "default", "rope_theta": of("rope.freq_base", 10000.0)}
+        if (kind := of("rope.scaling.type", "none")) != "none":
+            scaling |= {"rope_type": kind, "factor": of("rope.scaling.factor", 1.0)}
+        return {
+            "architectures": [_ARCHITECTURES[self._arch]],
+            "hidden_size": hidden,
+            "num_hidden_layers": of("block_count"),
+            "num_attention_heads": heads,
+            "num_key_value_heads": of("attention.head_count_kv", heads),
+            "head_dim": of("attention.key_length", hidden // heads),
+            "intermediate_size": of("feed_forward_length"),
+            "max_position_embeddings": of("context_length"),
+            "rms_norm_eps": of("attention.layer_norm_rms_epsilon"),
+            "vocab_size": len(tokens.data) if tokens is not None else of("vocab_size"),
+            "rope_parameters": scaling,
+            "tie_word_embeddings": "lm_head.weight" not in self._tensors,
+            "attention_bias": "model.layers.0.self_attn.o_proj.bias" in self._tensors,
+            "qkv_bias": "model.layers.0.self_attn.q_proj.bias" in self._tensors,
+            "eos_token_id": self._eos_ids(),
+        }
+
+    def _eos_ids(self) -> list[int]:
+        keys = ("tokenizer.ggml.eos_token_id", "tokenizer.ggml.eot_token_id", "tokenizer.ggml.eom_token_id")
+        return sorted({int(self._field(key)) for key in keys if self._reader.get_field(key) is not None})
+
+
+def hf_name(name: str) -> str:
+    """The Hugging Face name of a GGUF tensor; unknown names stay as they are (and are reported as left over)."""
+    if name in _GLOBAL:
+        return _GLOBAL[name]
+    match = re.fullmatch(r"blk\.(\d+)\.(\w+)\.(weight|bias)", name)
+    if match is None or match[2] not in _IN_LAYER:
+        return name
+    return f"model.layers.{match[1]}.{_IN_LAYER[match[2]]}.{match[3]}"
+
+
+def _deinterleave(weight: torch.Tensor, heads: int, file: Path, name: str) -> torch.Tensor:
+    """Rows (head, pair, half) back to (head, half, pair): the order half-split RoPE wants."""
+    if weight.shape[0] % (2 * heads):
+        raise LoadError(file, f"its {weight.shape[0]} rows do not divide into {heads} heads", tensor=name)
+    paired = weight.reshape(heads, weight.shape[0] // heads // 2, 2, *weight.shape[1:])
+    return paired.transpose(1, 2).reshape(weight.shape).contiguous()
