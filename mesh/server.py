@@ -25,6 +25,8 @@ log = logging.getLogger("shoal.server")
 AddService = Callable[[grpc.aio.Server], None]
 # After running work has ended: seconds for the last bytes to leave.
 CLOSE_S = 0.5
+# A name that grpc.health.v1 calls SERVING as long as the process answers at all: liveness, apart from readiness.
+LIVENESS = "live"
 
 
 class InFlight:
@@ -88,8 +90,9 @@ class Server:
         reflection.enable_server_reflection(names, self._server)
 
     async def start(self, host: str, port: int) -> int:
-        """Listen, NOT_SERVING at first; returns the port, which is chosen if `port` is 0."""
+        """Listen, NOT_SERVING at first but for LIVENESS; returns the port, which is chosen if `port` is 0."""
         await self.set_serving(False)
+        await self._health.set(LIVENESS, health_pb2.HealthCheckResponse.SERVING)
         bound = self._server.add_insecure_port(f"{host}:{port}")
         await self._server.start()
         return bound

@@ -1,0 +1,131 @@
+"""From protobuf responses to the client's dataclasses; the asynchronous and the synchronous client share it."""
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+from shoal.answer import (
+    Answer,
+    Choice,
+    FinishReason,
+    Model,
+    Piece,
+    Started,
+    Summary,
+    TokenCount,
+    TokenLogprob,
+    ToolCall,
+    Usage,
+)
+from shoal.failure import ShoalClientError
+from shoal.gateway.v1 import gateway_pb2 as pb
+from shoal.types.v1 import types_pb2
+
+_REASONS: dict[int, FinishReason] = {
+    types_pb2.FINISH_REASON_STOP: "stop",
+    types_pb2.FINISH_REASON_LENGTH: "length",
+    types_pb2.FINISH_REASON_TOOL_CALLS: "tool_calls",
+}
+
+
+class Reading:
+    """The state of one stream: its pieces come out of `read`, its head and end are kept."""
+
+    def __init__(self) -> None:
+        self.started: Started | None = None
+        self.summary: Summary | None = None
+
+    def read(self, response: pb.GenerateResponse) -> Piece | None:
+        """The piece in a response; None where it carries none. An event of a newer mesh is passed over."""
+        match response.WhichOneof("event"):
+            case "started":
+                self.started = _started(response.started)
+            case "delta":
+                return _piece(response.delta)
+            case "finished":
+                finished = response.finished
+                return Piece(choice=finished.choice, finish=_REASONS.get(finished.reason, "error"))
+            case "completed":
+                self.summary = _summary(response.completed)
+        return None
+
+    def answer(self, pieces: Iterable[Piece]) -> Answer:
+        """The whole of a stream that ended. Raises ShoalClientError if it ended without its last message."""
+        if self.started is None or self.summary is None:
+            raise ShoalClientError("the answer ended before its last message")
+        choices: dict[int, Choice] = {}
+        for piece in pieces:
+            choices[piece.choice] = _extended(choices.get(piece.choice) or Choice(piece.choice, "", None), piece)
+        return Answer(tuple(choices[index] for index in sorted(choices)), self.started, self.summary)
+
+
+def token_count_of(response: pb.CountTokensResponse) -> TokenCount:
+    return TokenCount(response.prompt_tokens, response.context_tokens)
+
+
+def models_of(response: pb.ListModelsResponse) -> tuple[Model, ...]:
+    return tuple(Model(m.name, m.context_tokens, m.workers, m.simulated) for m in response.models)
+
+
+def only_model(models: tuple[Model, ...]) -> str:
+    """The name to use when the caller gave none. Raises ShoalClientError unless exactly one is served."""
+    if len(models) == 1:
+        return models[0].name
+    names = ", ".join(model.name for model in models)
+    raise ShoalClientError(f"say which model: {names} are served" if models else "no worker serves a model now")
+
+
+def _extended(choice: Choice, piece: Piece) -> Choice:
+    return replace(
+        choice,
+        text=choice.text + piece.text,
+        finish=piece.finish or choice.finish,
+        reasoning=choice.reasoning + piece.reasoning,
+        token_ids=choice.token_ids + piece.token_ids,
+        logprobs=choice.logprobs + piece.logprobs,
+        tool_calls=_joined(choice.tool_calls, piece.tool_calls),
+    )
+
+
+def _joined(calls: tuple[ToolCall, ...], pieces: tuple[ToolCall, ...]) -> tuple[ToolCall, ...]:
+    by_index = {call.index: call for call in calls}
+    for piece in pieces:
+        known = by_index.get(piece.index)
+        if known is None:
+            by_index[piece.index] = piece
+            continue
+        by_index[piece.index] = ToolCall(
+            known.index, known.id or piece.id, known.name + piece.name, known.arguments + piece.arguments
+        )
+    return tuple(by_index[index] for index in sorted(by_index))
+
+
+def _piece(delta: pb.Delta) -> Piece:
+    return Piece(
+        text=delta.text,
+        choice=delta.choice,
+        reasoning=delta.reasoning,
+        token_ids=tuple(delta.token_ids),
+        logprobs=tuple(map(_logprob, delta.logprobs)),
+        tool_calls=tuple(ToolCall(call.index, call.id, call.name, call.arguments) for call in delta.tool_calls),
+    )
+
+
+def _logprob(message: types_pb2.TokenLogprob) -> TokenLogprob:
+    top = tuple(map(_logprob, message.top))
+    return TokenLogprob(message.token_id, message.logprob, message.text, message.raw, top)
+
+
+def _started(message: pb.Started) -> Started:
+    return Started(
+        message.request_id, message.client_request_id, message.model, message.created_unix_s, message.simulated
+    )
+
+
+def _summary(message: pb.Completed) -> Summary:
+    usage = Usage(
+        prompt_tokens=message.usage.prompt_tokens,
+        completion_tokens=message.usage.completion_tokens,
+        cached_tokens=sum(cached.tokens for cached in message.usage.cached),
+        recomputed_tokens=message.usage.recomputed_tokens,
+    )
+    return Summary(usage, message.queue_ms, message.attempts, message.worker)
