@@ -212,7 +212,9 @@ Global___GenerateRequest: _TypeAlias = GenerateRequest  # noqa: Y015
 
 @_typing.final
 class Accepted(_message.Message):
-    """The first message: the request has its place. Sent before any Tokens."""
+    """The request got its place in a step. Sent once, before any Tokens; only
+    Progress (PHASE_QUEUED) may come earlier, while it waits.
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 
