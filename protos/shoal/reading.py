@@ -1,7 +1,6 @@
 """From protobuf responses to the client's dataclasses; the asynchronous and the synchronous client share it."""
 
 from collections.abc import Iterable
-from dataclasses import replace
 
 from shoal.answer import (
     Answer,
@@ -52,10 +51,11 @@ class Reading:
         """The whole of a stream that ended. Raises ShoalClientError if it ended without its last message."""
         if self.started is None or self.summary is None:
             raise ShoalClientError("the answer ended before its last message")
-        choices: dict[int, Choice] = {}
+        by_choice: dict[int, list[Piece]] = {}
         for piece in pieces:
-            choices[piece.choice] = _extended(choices.get(piece.choice) or Choice(piece.choice, "", None), piece)
-        return Answer(tuple(choices[index] for index in sorted(choices)), self.started, self.summary)
+            by_choice.setdefault(piece.choice, []).append(piece)
+        choices = tuple(_choice(index, by_choice[index]) for index in sorted(by_choice))
+        return Answer(choices, self.started, self.summary)
 
 
 def token_count_of(response: pb.CountTokensResponse) -> TokenCount:
@@ -74,29 +74,26 @@ def only_model(models: tuple[Model, ...]) -> str:
     raise ShoalClientError(f"say which model: {names} are served" if models else "no worker serves a model now")
 
 
-def _extended(choice: Choice, piece: Piece) -> Choice:
-    return replace(
-        choice,
-        text=choice.text + piece.text,
-        finish=piece.finish or choice.finish,
-        reasoning=choice.reasoning + piece.reasoning,
-        token_ids=choice.token_ids + piece.token_ids,
-        logprobs=choice.logprobs + piece.logprobs,
-        tool_calls=_joined(choice.tool_calls, piece.tool_calls),
+def _choice(index: int, pieces: list[Piece]) -> Choice:
+    return Choice(
+        index=index,
+        text="".join(piece.text for piece in pieces),
+        finish=next((piece.finish for piece in pieces if piece.finish is not None), None),
+        reasoning="".join(piece.reasoning for piece in pieces),
+        token_ids=tuple(token for piece in pieces for token in piece.token_ids),
+        logprobs=tuple(logprob for piece in pieces for logprob in piece.logprobs),
+        tool_calls=_joined(call for piece in pieces for call in piece.tool_calls),
     )
 
 
-def _joined(calls: tuple[ToolCall, ...], pieces: tuple[ToolCall, ...]) -> tuple[ToolCall, ...]:
-    by_index = {call.index: call for call in calls}
+def _joined(pieces: Iterable[ToolCall]) -> tuple[ToolCall, ...]:
+    calls: dict[int, ToolCall] = {}
     for piece in pieces:
-        known = by_index.get(piece.index)
-        if known is None:
-            by_index[piece.index] = piece
-            continue
-        by_index[piece.index] = ToolCall(
-            known.index, known.id or piece.id, known.name + piece.name, known.arguments + piece.arguments
+        so_far = calls.get(piece.index, ToolCall(piece.index, "", "", ""))
+        calls[piece.index] = ToolCall(
+            piece.index, so_far.id or piece.id, so_far.name + piece.name, so_far.arguments + piece.arguments
         )
-    return tuple(by_index[index] for index in sorted(by_index))
+    return tuple(calls[index] for index in sorted(calls))
 
 
 def _piece(delta: pb.Delta) -> Piece:

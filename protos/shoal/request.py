@@ -1,7 +1,7 @@
 """From the client's arguments to protobuf requests; the asynchronous and the synchronous client share it."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Literal, TypedDict
+from typing import Literal, TypedDict, get_type_hints
 
 from shoal.answer import Message, Tool
 from shoal.gateway.v1 import gateway_pb2 as pb
@@ -13,8 +13,13 @@ Prompt = str | Sequence[int]
 
 
 class Options(TypedDict, total=False):
-    """What may be said about an answer. What is not said is the mesh's default (see types.proto, SamplingParams)."""
+    """What may be said about an answer. What is not said is the mesh's default (see types.proto, SamplingParams).
 
+    `model` unsaid is the client's own; `timeout_s` covers the whole answer, waiting in the queue included.
+    """
+
+    model: str
+    timeout_s: float
     temperature: float
     top_p: float
     top_k: int
@@ -39,7 +44,14 @@ class Options(TypedDict, total=False):
     client_request_id: str
 
 
-_OWN = frozenset({"stop", "n", "priority", "session_id", "client_request_id"})
+class ChatOptions(Options, total=False):
+    """`tool_choice` is "auto", "none", "required" or a tool's name."""
+
+    tools: Sequence[Tool]
+    tool_choice: str
+
+
+_SAMPLING = frozenset(types_pb2.SamplingParams.DESCRIPTOR.fields_by_name)
 _PRIORITIES = {
     "high": types_pb2.PRIORITY_HIGH,
     "normal": types_pb2.PRIORITY_NORMAL,
@@ -47,25 +59,29 @@ _PRIORITIES = {
 }
 
 
-def chat_request(
-    model: str, conversation: Conversation, options: Options, tools: Iterable[Tool] = (), tool_choice: str = ""
-) -> pb.ChatRequest:
+def chat_request(conversation: Conversation, options: ChatOptions) -> pb.ChatRequest:
     """A conversation. Raises TypeError for an option that does not exist, ValueError for a value protobuf refuses."""
+    _check(options, ChatOptions)
     turns = [Message("user", conversation)] if isinstance(conversation, str) else conversation
+    tools = options.get("tools", ())
     return pb.ChatRequest(
-        model=model,
+        model=options.get("model", ""),
         messages=[_message(turn) for turn in turns],
         options=_options(options),
         tools=[pb.Tool(name=tool.name, description=tool.description, parameters=tool.parameters) for tool in tools],
-        tool_choice=tool_choice,
+        tool_choice=options.get("tool_choice", ""),
     )
 
 
-def generate_request(model: str, prompt: Prompt, options: Options) -> pb.GenerateRequest:
+def generate_request(prompt: Prompt, options: Options) -> pb.GenerateRequest:
     """A prompt as text or as token ids. Raises as chat_request."""
+    _check(options, Options)
+    request = pb.GenerateRequest(model=options.get("model", ""), options=_options(options))
     if isinstance(prompt, str):
-        return pb.GenerateRequest(model=model, text=prompt, options=_options(options))
-    return pb.GenerateRequest(model=model, tokens=pb.TokenIds(ids=prompt), options=_options(options))
+        request.text = prompt
+    else:
+        request.tokens.ids.extend(prompt)
+    return request
 
 
 def _message(turn: Message | Mapping[str, str]) -> pb.ChatMessage:
@@ -80,21 +96,25 @@ def _message(turn: Message | Mapping[str, str]) -> pb.ChatMessage:
     )
 
 
-def _options(options: Options) -> pb.Options:
-    unknown = options.keys() - Options.__annotations__.keys()
+def _check(options: Options, allowed: type[Options]) -> None:
+    unknown = options.keys() - get_type_hints(allowed).keys()
     if unknown:
         raise TypeError(f"no such option: {', '.join(sorted(unknown))}")
+    structure = options.keys() & {"json_schema", "regex", "grammar"}
+    if len(structure) > 1:
+        raise ValueError(f"give one of {', '.join(sorted(structure))}: an answer has one structure")
+    if options.get("priority", "normal") not in _PRIORITIES:
+        raise ValueError(f"priority is one of {', '.join(_PRIORITIES)}, not {options['priority']!r}")
+
+
+def _options(options: Options) -> pb.Options:
     stop = options.get("stop", ())
-    sampling = {name: value for name, value in options.items() if name not in _OWN}
-    message = pb.Options(
+    sampling = {name: value for name, value in options.items() if name in _SAMPLING}
+    return pb.Options(
         client_request_id=options.get("client_request_id", ""),
         sampling=types_pb2.SamplingParams(**sampling),  # type: ignore[arg-type]
         stop=[stop] if isinstance(stop, str) else stop,
         session_id=options.get("session_id", ""),
         n=options.get("n"),
+        priority=_PRIORITIES[options["priority"]] if "priority" in options else types_pb2.PRIORITY_UNSPECIFIED,
     )
-    if "priority" in options:
-        if options["priority"] not in _PRIORITIES:
-            raise ValueError(f"priority is one of {', '.join(_PRIORITIES)}, not {options['priority']!r}")
-        message.priority = _PRIORITIES[options["priority"]]
-    return message
