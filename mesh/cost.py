@@ -2,9 +2,9 @@
 
     cost = uncached prompt tokens x prefill price + output tokens x decode price
 
-Prices are constants, not measurements, so that a quota means the same on every machine; whoever needs seconds divides by
-a worker's measured rate. Quotas reserve at zero cache and settle with the real figures (gateway/limits); queue shares
-and placement use the expected output (scheduler).
+Prices are constants, not measurements, so that a quota means the same on every machine; whoever needs seconds divides
+by a worker's measured rate. Quotas reserve at zero cache and settle with the real figures (gateway/limits); queue
+shares and placement use the expected output (scheduler).
 """
 
 from dataclasses import dataclass

@@ -46,7 +46,8 @@ def download_repository(repository: str, into: Path) -> None:
     except (errors.RepositoryNotFoundError, errors.HFValidationError) as error:
         first = str(error).strip().splitlines()[0]
         raise Problem(
-            f"the hub has no repository {repository}: {first}", "check the name; private ones need HF_TOKEN"
+            f"the hub has no repository {repository}: {_first_line(error)}",
+            "check the name; private ones need HF_TOKEN",
         ) from None
     except (
         errors.LocalEntryNotFoundError,
@@ -54,13 +55,19 @@ def download_repository(repository: str, into: Path) -> None:
         errors.HfHubHTTPError,
         httpx.HTTPError,
     ) as error:
-        raise Problem(f"the Hugging Face hub did not answer: {error}", "check the network and HF_ENDPOINT") from None
+        raise Problem(
+            f"the Hugging Face hub did not answer: {_first_line(error)}", "check the network and HF_ENDPOINT"
+        ) from None
     shutil.rmtree(into / ".cache", ignore_errors=True)
     if not is_usable(into):
         raise Problem(
             f"{repository} lacks one of tokenizer.json, config.json, *.safetensors", "choose a repository that has them"
         )
     _fold_template(into)
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().partition("\n")[0]
 
 
 def _fold_template(folder: Path) -> None:

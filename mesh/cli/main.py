@@ -6,13 +6,18 @@ A command's module is imported here, so it imports what is heavy (grpc, rich, to
 
 import typer
 
-from mesh.cli import pull
+from mesh.cli import chat, doctor, down, pull, status, up
 from mesh.cli.problem import Problem
 
 app = typer.Typer(
     name="shoal", no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help="An inference mesh."
 )
+app.command("up")(up.command)
+app.command("chat")(chat.command)
+app.command("status")(status.command)
+app.command("down")(down.command)
 app.command("pull")(pull.command)
+app.command("doctor")(doctor.command)
 
 
 @app.callback()

@@ -1,4 +1,4 @@
-"""Which processes a local mesh consists of, with their ports and variables. Pure but for looking which ports are free."""
+"""Which processes a local mesh consists of, with their ports and variables. Pure, but for looking for free ports."""
 
 import os
 import socket
@@ -59,7 +59,9 @@ class Ports:
             if port not in self._taken and _is_free(port):
                 self._taken.add(port)
                 return port
-        raise PlanError(f"no free port from {first} to {first + 99}: stop what listens there or name another first port")
+        raise PlanError(
+            f"no free port from {first} to {first + 99}: stop what listens there or name another first port"
+        )
 
 
 def _is_free(port: int) -> bool:
@@ -81,7 +83,9 @@ def processes(plan: MeshPlan) -> list[ProcessSpec]:
     shared = {"SHOAL_MODEL": plan.model, "SHOAL_SCHEDULERS": addresses}
     workers = [_worker(index, plan, shared, ports) for index in range(plan.workers)]
     redis_url = f"redis://{HOST}:{redis.ports['redis']}/0"
-    gateways = [_gateway(index, plan, shared | {"SHOAL_GATEWAY_REDIS_URL": redis_url}, ports) for index in range(plan.gateways)]
+    gateways = [
+        _gateway(index, plan, shared | {"SHOAL_GATEWAY_REDIS_URL": redis_url}, ports) for index in range(plan.gateways)
+    ]
     return [redis, *schedulers, *workers, *gateways]
 
 
@@ -99,7 +103,9 @@ def _valkey(port: int) -> ProcessSpec:
 
 def _service(role: str, module: str, index: int, env: dict[str, str], ports: dict[str, int]) -> ProcessSpec:
     prefix = f"SHOAL_{role.upper()}_"
-    numbers = {f"{prefix}{_VARIABLE[role].get(name, name + '_port').upper()}": str(port) for name, port in ports.items()}
+    numbers = {
+        f"{prefix}{_VARIABLE[role].get(name, name + '_port').upper()}": str(port) for name, port in ports.items()
+    }
     return ProcessSpec(
         role=role,
         index=index,

@@ -35,12 +35,10 @@ class Supervisor:
         self._on_change = on_change
         self._phase = "starting"
         self._message = ""
-        self._processes = [
-            ManagedProcess(spec, probe, self._publish, restart=plan.restart) for spec in self._specs
-        ]
+        self._processes = [ManagedProcess(spec, probe, self._publish, restart=plan.restart) for spec in self._specs]
 
     async def run(self, stopping: asyncio.Event) -> None:
-        """Start everything, keep it running until `stopping` is set, stop everything. Raises what kept it from starting."""
+        """Start everything, keep it running until `stopping` is set, stop everything. Raises StartFailed."""
         self._publish()
         try:
             async with asyncio.TaskGroup() as group:

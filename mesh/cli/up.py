@@ -1,0 +1,148 @@
+"""`shoal up`: start the mesh on this machine, show how it does, stop it on Ctrl-C.
+
+With --detach the same supervisor runs in a process of its own, and this command returns when the mesh is ready.
+"""
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from mesh.cli.problem import Problem
+from mesh.models import DEFAULT_MODEL
+
+if TYPE_CHECKING:
+    import subprocess
+    from collections.abc import Callable
+
+    from mesh.cli.plan import MeshPlan
+    from mesh.cli.state import MeshState
+
+REFRESH_S = 1.0
+STOP_TIMEOUT_S = 120.0
+
+Workers = Annotated[int, typer.Option(min=1, max=64, help="How many gpu_worker processes.")]
+Gateways = Annotated[int, typer.Option(min=1, max=16, help="How many gateway processes.")]
+Schedulers = Annotated[int, typer.Option(min=1, max=8, help="How many scheduler processes.")]
+Model = Annotated[str, typer.Option(help="Name of a pulled model, or the path of a model folder.")]
+Detach = Annotated[
+    bool, typer.Option("--detach", "-d", help="Return when the mesh is ready; stop it with `shoal down`.")
+]
+HttpPort = Annotated[int, typer.Option(help="First HTTP port to try.")]
+GrpcPort = Annotated[int, typer.Option(help="First gRPC port to try.")]
+Restart = Annotated[bool, typer.Option(help="Start a process again when it dies.")]
+Timeout = Annotated[float, typer.Option(help="Seconds the mesh may take to be ready.")]
+
+
+def command(
+    model: Model = DEFAULT_MODEL,
+    workers: Workers = 1,
+    gateways: Gateways = 1,
+    schedulers: Schedulers = 1,
+    detach: Detach = False,
+    http_port: HttpPort = 8000,
+    grpc_port: GrpcPort = 50051,
+    restart: Restart = True,
+    timeout_s: Timeout = 180.0,
+) -> None:
+    """Start the mesh on this machine: Valkey, scheduler, workers and gateway, as real processes."""
+    from mesh.cli import state
+    from mesh.cli.plan import MeshPlan
+
+    if (mesh := state.running()) is not None:
+        raise Problem(
+            f"a mesh runs already (supervisor {mesh.supervisor_pid})", "`shoal status` shows it, `shoal down` stops it"
+        )
+    _ensure_model(model)
+    plan = MeshPlan(
+        model=model,
+        workers=workers,
+        gateways=gateways,
+        schedulers=schedulers,
+        first_http_port=http_port,
+        first_grpc_port=grpc_port,
+        restart=restart,
+    )
+    if detach:
+        _run_detached(plan, timeout_s)
+    else:
+        _run_here(plan, timeout_s)
+
+
+def _ensure_model(model: str) -> None:
+    """Pull a known model that is not there yet."""
+    from mesh import models
+    from mesh.cli import pull
+    from mesh.errors import InvalidRequest
+
+    try:
+        models.find(model)
+    except InvalidRequest as error:
+        if "/" in model:
+            raise Problem(error.message) from None
+        pull.pull(model)
+
+
+def _run_here(plan: "MeshPlan", timeout_s: float) -> None:
+    import asyncio
+
+    from mesh.cli.foreground import Foreground
+    from mesh.cli.plan import PlanError
+    from mesh.cli.process import StartFailed
+
+    try:
+        asyncio.run(Foreground(plan, timeout_s).run())
+    except (PlanError, StartFailed) as error:
+        raise Problem(str(error), "`shoal doctor` checks this machine") from None
+
+
+def _run_detached(plan: "MeshPlan", timeout_s: float) -> None:
+    """Start the supervisor in a session of its own and wait until it says ready."""
+    import subprocess
+    import sys
+
+    import msgspec
+    from rich.console import Console
+
+    from mesh.cli import state
+    from mesh.cli.view import things_to_try
+
+    log = state.run_dir() / "logs" / "supervisor.log"
+    log.parent.mkdir(parents=True, exist_ok=True)
+    state.state_file().unlink(missing_ok=True)
+    with log.open("wb") as output:
+        supervisor = subprocess.Popen(
+            [sys.executable, "-m", "mesh.cli.daemon", msgspec.json.encode(plan).decode()],
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            start_new_session=True,
+        )
+    console = Console()
+    with console.status("starting the mesh …") as status:
+        mesh = _wait_ready(supervisor, timeout_s, lambda words: status.update(words))
+    console.print(things_to_try(mesh), highlight=False, markup=False, soft_wrap=True)
+    console.print("Running in the background: `shoal status` shows it, `shoal down` stops it.", highlight=False)
+
+
+def _wait_ready(supervisor: "subprocess.Popen[bytes]", timeout_s: float, say: "Callable[[str], None]") -> "MeshState":
+    import time
+
+    from mesh.cli import state
+
+    deadline = time.monotonic() + timeout_s
+    while time.monotonic() < deadline:
+        mesh = state.last()
+        if mesh is not None and mesh.supervisor_pid == supervisor.pid:
+            if mesh.phase == "ready":
+                return mesh
+            if mesh.phase == "failed":
+                raise Problem(f"the mesh did not start: {mesh.message}", f"logs: {state.run_dir() / 'logs'}")
+            waiting = [process.name for process in mesh.processes if process.state != "ready"]
+            say(f"waiting for {', '.join(waiting)} …")
+        if supervisor.poll() is not None:
+            log = (state.run_dir() / "logs" / "supervisor.log").read_text(errors="replace")
+            raise Problem(f"the supervisor ended with {supervisor.returncode}:\n{log[-2000:]}")
+        time.sleep(REFRESH_S / 5)
+    supervisor.terminate()
+    supervisor.wait(STOP_TIMEOUT_S)
+    raise Problem(f"the mesh was not ready within {timeout_s:g} s", f"logs: {state.run_dir() / 'logs'}")

@@ -1,0 +1,28 @@
+"""What every test may use. Waiting is always for a state, never for a time."""
+
+import asyncio
+import inspect
+import time
+from collections.abc import Awaitable, Callable
+
+import pytest
+
+Condition = Callable[[], object] | Callable[[], Awaitable[object]]
+
+
+async def _eventually(condition: Condition, timeout_s: float = 10.0, every_s: float = 0.02) -> object:
+    deadline = time.monotonic() + timeout_s
+    while True:
+        found = condition()
+        value = await found if inspect.isawaitable(found) else found
+        if value:
+            return value
+        if time.monotonic() > deadline:
+            pytest.fail(f"not within {timeout_s} s: {inspect.getsource(condition).strip()}")
+        await asyncio.sleep(every_s)
+
+
+@pytest.fixture
+def eventually() -> Callable[..., Awaitable[object]]:
+    """`await eventually(condition)` returns the first truthy value of `condition()`, or fails the test in time."""
+    return _eventually
