@@ -10,8 +10,6 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from mesh.errors import InvalidRequest
-
 DEFAULT_MODEL = "smollm2-135m"
 
 
@@ -44,6 +42,8 @@ class ModelFolder:
 
 def find(model: str) -> ModelFolder:
     """The folder of a pulled name or a path. Raises InvalidRequest (field `model`) that says what to do."""
+    from mesh.errors import InvalidRequest  # brings grpc, which `shoal --help` must not wait for
+
     if "/" in model or model.startswith("."):
         folder = ModelFolder(Path(model).resolve().name, Path(model).resolve())
         advice = "give the path of a folder with tokenizer.json and weights"

@@ -17,7 +17,7 @@ from mesh.models import DEFAULT_MODEL
 SHARED_PREFIX = "SHOAL_"
 SERVICES = ("GATEWAY", "SCHEDULER", "WORKER", "CACHE")
 # Read outside the services: mesh/models.py and the CLI.
-TOOL_VARIABLES = frozenset({"SHOAL_HOME"})
+TOOL_VARIABLES = frozenset({"SHOAL_HOME", "SHOAL_API_KEY"})
 
 
 class SettingsError(Exception):

@@ -44,7 +44,6 @@ def download_repository(repository: str, into: Path) -> None:
             f"{repository} wants its terms accepted first", "accept them on its page, then set HF_TOKEN"
         ) from None
     except (errors.RepositoryNotFoundError, errors.HFValidationError) as error:
-        first = str(error).strip().splitlines()[0]
         raise Problem(
             f"the hub has no repository {repository}: {_first_line(error)}",
             "check the name; private ones need HF_TOKEN",

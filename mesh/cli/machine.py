@@ -20,6 +20,7 @@ MEMORY_COMFORT = 2048 * MIB
 MODEL_DISK = 300 * MIB  # wheel, model and room to unpack
 SERVICE_EXTRAS = ("mesh", "gateway", "scheduler", "worker", "cli")
 PROBE_TIMEOUT_S = 5.0
+TESTED_PYTHON = (3, 11)
 INSTALL = "run `make up` in the checkout, or install shoal[all]"
 
 Level = Literal["ok", "warn", "fail"]
@@ -37,8 +38,9 @@ class Finding:
 
 def python() -> Finding:
     version = ".".join(map(str, sys.version_info[:3]))
-    if sys.version_info < (3, 11):
-        return Finding("python", "fail", version, "make the virtual environment with Python 3.11 or newer")
+    if sys.version_info[:2] != TESTED_PYTHON:
+        tested = ".".join(map(str, TESTED_PYTHON))
+        return Finding("python", "warn", version, f"tested with {tested}: make the virtual environment with that")
     return Finding("python", "ok", f"{version} in {sys.prefix}")
 
 
