@@ -1,0 +1,104 @@
+"""One attempt of a request on a worker as plain values: what is asked, and what comes back."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from mesh.clients.usage import Usage
+from mesh.sampling import Sampling, to_proto
+from shoal.types.v1 import types_pb2
+from shoal.worker.v1 import worker_pb2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Meta:
+    """Who asks; the same on every attempt. `priority` is a value of shoal.types.v1.Priority."""
+
+    request_id: str
+    tenant: str
+    model: str
+    priority: int = types_pb2.PRIORITY_NORMAL
+    deadline_unix_ms: int = 0
+    client_request_id: str = ""
+
+    def to_proto(self, attempt: int = 0) -> types_pb2.RequestMeta:
+        return types_pb2.RequestMeta(
+            request_id=self.request_id,
+            tenant=self.tenant,
+            model=self.model,
+            priority=types_pb2.Priority.ValueType(self.priority),
+            attempt=attempt,
+            deadline_unix_ms=self.deadline_unix_ms,
+            client_request_id=self.client_request_id,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """One attempt. `choices` maps the index of each unfinished choice to the ids it has emitted."""
+
+    meta: Meta
+    attempt: int
+    worker_id: str
+    prompt_ids: Sequence[int]
+    choices: dict[int, Sequence[int]]
+    sampling: Sampling
+    tokenizer_digest: bytes
+    cache_salt: bytes = b""
+    model_digest: bytes = b""
+    precision: str = ""
+
+    def to_proto(self) -> worker_pb2.GenerateRequest:
+        return worker_pb2.GenerateRequest(
+            meta=self.meta.to_proto(self.attempt),
+            prompt_ids=self.prompt_ids,
+            choices=[worker_pb2.Choice(index=index, emitted_ids=ids) for index, ids in self.choices.items()],
+            sampling=to_proto(self.sampling),
+            tokenizer_digest=self.tokenizer_digest,
+            cache_salt=self.cache_salt,
+            worker_id=self.worker_id,
+            model_digest=self.model_digest,
+            precision=self.precision,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Logprob:
+    """ln p of a token at temperature 1; `top` holds the likeliest (token id, ln p), best first."""
+
+    token_id: int
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Accepted:
+    """The attempt got its place in a step."""
+
+    cached: dict[int, int]
+    precision: str
+    model_digest: bytes
+    queue_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class Tokens:
+    """New tokens of one choice; `position` is the output position of ids[0]."""
+
+    choice: int
+    position: int
+    ids: Sequence[int]
+    logprobs: Sequence[Logprob] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ChoiceEnd:
+    """The end of one choice here. `reason` is a value of shoal.types.v1.FinishReason."""
+
+    choice: int
+    reason: int
+    completion_tokens: int
+    usage: Usage
+    message: str = ""
+
+
+Event = Accepted | Tokens | ChoiceEnd

@@ -1,0 +1,266 @@
+"""A lease: one request's place at a scheduler, kept through the loss of schedulers.
+
+The Acquire RPC's lifetime is the lease. While the request is queued, a lost scheduler means opening again (here or at
+another replica) with the age it has. While it runs on a worker, nobody waits for the scheduler: the loss is noticed by
+a callback, and another replica adopts the request in the background; the token stream does not notice.
+"""
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Coroutine
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+import grpc
+
+from mesh.client import Backoff
+from mesh.clients import placement
+from mesh.clients.outcomes import FailureKind, Outcome, RefusedCause
+from mesh.clients.placement import Course, Demand, Grant, grant_of
+from mesh.clients.usage import Usage
+from mesh.errors import DeadlineExceeded, Overloaded, ShoalError, Unavailable, error_of
+from shoal.scheduler.v1 import scheduler_pb2, scheduler_pb2_grpc
+
+# After the answer: seconds that telling the scheduler may take.
+CLOSE_S = 1.0
+
+log = logging.getLogger("shoal.lease")
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseLimits:
+    """Seconds: `queue_s` for one wait in the queue, `no_scheduler_s` for a first scheduler; `deadline` is loop time."""
+
+    queue_s: float
+    no_scheduler_s: float
+    deadline: float
+
+
+class Replicas(Protocol):
+    """What a lease asks of mesh.clients.scheduler.Schedulers."""
+
+    async def changed(self) -> None: ...
+
+    def owner(self, model: str, pool: str = "", *, shun: frozenset[str] = frozenset()) -> str | None: ...
+
+    def stub(self, address: str) -> "scheduler_pb2_grpc.SchedulerServiceAsyncStub | None": ...
+
+    def spawn(self, work: Coroutine[None, None, None]) -> asyncio.Task[None]: ...
+
+
+_Call = grpc.aio.StreamStreamCall[placement.LeaseEvent, scheduler_pb2.Grant]
+
+
+class _Lost(Exception):
+    """The RPC broke under us: try again. `replica` is where."""
+
+
+class Lease:
+    """`open`, then after each grant at most one of `refused`, `failed`, `parked`; always `close`."""
+
+    def __init__(
+        self, replicas: Replicas, demand: Demand, limits: LeaseLimits, metadata: tuple[tuple[str, str], ...] = ()
+    ) -> None:
+        self._replicas = replicas
+        self._course = Course(demand)
+        self._limits = limits
+        self._metadata = metadata
+        self._loop = asyncio.get_running_loop()
+        self._id = demand.meta.request_id
+        self._call: _Call | None = None
+        self._at = ""
+        self._running: Grant | None = None
+        self._adopting: asyncio.Task[None] | None = None
+        self._scope: asyncio.Timeout | None = None
+        self._cut: ShoalError | None = None
+
+    @property
+    def queued_s(self) -> float:
+        """Seconds spent waiting for grants so far."""
+        return self._course.queued_s
+
+    def pin(self, model_digest: bytes, precision: str) -> None:
+        """From now on only workers of these weights and numerics will do."""
+        self._course.demand = replace(self._course.demand, model_digest=model_digest, precision=precision)
+
+    def cut(self, error: ShoalError) -> None:
+        """End a wait for a grant from outside: it raises `error`."""
+        self._cut = error
+        if self._scope is not None:
+            self._scope.reschedule(self._loop.time())
+
+    async def open(self) -> Grant:
+        """Queue the request and wait for its place.
+
+        Raises Overloaded (queue full, or the wait was too long), Unavailable (no scheduler or worker), InvalidRequest
+        (fits no worker), DeadlineExceeded.
+        """
+        return await self._next(None)
+
+    async def refused(self, cause: RefusedCause, retry_after_s: float | None) -> Grant:
+        """The granted worker said no; wait for another place. Raises as `open`."""
+        return await self._next(placement.refused(self._ended(), cause, retry_after_s))
+
+    async def failed(self, kind: FailureKind, reason: str, emitted_tokens: int) -> Grant:
+        """The granted worker broke after `emitted_tokens` in all; wait for another place. Raises as `open`."""
+        grant = self._ended()
+        self._course.emitted_tokens = emitted_tokens
+        self._course.avoid.append(grant.worker_id)
+        return await self._next(placement.failed(grant, kind, reason, emitted_tokens))
+
+    async def parked(self, emitted_tokens: int, more_block_keys: bytes = b"") -> Grant:
+        """The worker gave the request up in good order; wait for another place. Raises as `open`."""
+        self._course.emitted_tokens = emitted_tokens
+        return await self._next(placement.parked(self._ended(), emitted_tokens, more_block_keys))
+
+    async def close(self, outcome: Outcome, usage: Usage) -> None:
+        """Tell the scheduler how it ended, if there is one to tell, and give the lease back."""
+        self._running = None
+        await self._stop_adopting()
+        call = self._call
+        if call is None:
+            return
+        try:
+            async with asyncio.timeout(CLOSE_S):
+                await call.write(self._course.finished(outcome, usage))
+                await call.done_writing()
+                await call.code()
+        except (grpc.aio.AioRpcError, asyncio.InvalidStateError, TimeoutError) as error:
+            log.debug("lease %s closed without a word: %r", self._id, error)
+        finally:
+            call.cancel()
+
+    def _ended(self) -> Grant:
+        """The grant whose attempt is over."""
+        if self._running is None:
+            raise RuntimeError("no attempt runs under this lease")
+        return self._running
+
+    async def _next(self, event: placement.LeaseEvent | None) -> Grant:
+        """Send `event` (None = Open) and wait for its Grant, through any number of schedulers."""
+        self._running = None
+        await self._stop_adopting()
+        if self._cut is not None:
+            raise self._cut
+        began = self._loop.time()
+        try:
+            async with asyncio.timeout_at(min(began + self._limits.queue_s, self._limits.deadline)) as self._scope:
+                grant = await self._persist(event, began)
+        except TimeoutError:
+            raise self._out_of_time() from None
+        finally:
+            self._scope = None
+            self._course.queued_s += self._loop.time() - began
+        self._course.attempt = grant.attempt
+        self._running = grant
+        return grant
+
+    def _out_of_time(self) -> ShoalError:
+        if self._cut is not None:
+            return self._cut
+        if self._loop.time() >= self._limits.deadline:
+            return DeadlineExceeded("the request's time was over before a worker had room")
+        return Overloaded(f"no worker had room within {self._limits.queue_s:g} s", retry_after_s=5)
+
+    async def _persist(self, event: placement.LeaseEvent | None, began: float) -> Grant:
+        backoff = Backoff()
+        shun: set[str] = set()
+        while True:
+            try:
+                if event is None or self._call is None or self._call.done():
+                    await self._dial(frozenset(shun))
+                    event = self._course.open(self._loop.time() - began)
+                return await self._ask(event)
+            except _Lost as lost:
+                log.info("lease %s: scheduler %s is lost (%s)", self._id, self._at, lost)
+                shun.add(self._at)
+                event = None
+            await asyncio.sleep(backoff.next_s())
+
+    async def _dial(self, shun: frozenset[str]) -> None:
+        """Start an Acquire at the owner, waiting for a replica to live if none does."""
+        model, pool = self._course.demand.meta.model, self._course.demand.pool
+        wait_s = self._limits.no_scheduler_s if not self._at else None
+        try:
+            async with asyncio.timeout(wait_s):
+                while (
+                    address := self._replicas.owner(self._course.demand.meta.model, self._course.demand.pool, shun=shun)
+                ) is None:
+                    await self._replicas.changed()
+        except TimeoutError:
+            raise Unavailable("no scheduler answers now", code="no_scheduler", retry_after_s=2) from None
+        stub = self._replicas.stub(address)
+        if stub is None:
+            raise _Lost("it left the targets")
+        self._at = address
+        timeout_s = max(0.0, self._limits.deadline - self._loop.time()) + CLOSE_S
+        call = stub.Acquire(timeout=timeout_s, metadata=self._metadata)
+        call.add_done_callback(self._on_done)
+        self._call = call
+
+    async def _ask(self, event: placement.LeaseEvent) -> Grant:
+        """One event, one Grant. Raises _Lost where another try may succeed, else what the scheduler said."""
+        call = self._call
+        assert call is not None, "dialled before asking"
+        try:
+            await call.write(event)
+            reply = await call.read()
+        except grpc.aio.AioRpcError as error:
+            raise _lost_or_meant(error) from error
+        except asyncio.InvalidStateError:
+            raise _Lost("the call is over") from None
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if task is not None and task.cancelling():
+                raise
+            raise _Lost("the channel was closed") from None
+        if not isinstance(reply, scheduler_pb2.Grant):
+            raise _Lost("it closed the lease")
+        return grant_of(reply)
+
+    def _on_done(self, call: Any) -> None:
+        """The RPC ended. Under a running attempt that means: find another scheduler, in the background."""
+        if self._running is not None and call is self._call and self._adopting is None:
+            self._adopting = self._replicas.spawn(self._adopt(self._running))
+
+    async def _adopt(self, grant: Grant) -> None:
+        backoff = Backoff()
+        log.info("lease %s: scheduler %s is lost while it runs", self._id, self._at)
+        event = self._course.adopt(grant)
+        while True:
+            await asyncio.sleep(backoff.next_s())
+            try:
+                await self._dial(frozenset())
+                await self._ask(event)
+            except _Lost as lost:
+                log.debug("adoption failed: %s", lost)
+            except ShoalError as error:
+                log.warning("lease %s: %s will not adopt it: %s", self._id, self._at, error)
+                return
+            else:
+                break
+        self._adopting = None
+
+    async def _stop_adopting(self) -> None:
+        """An adoption under way is given up, and with it the half-made call."""
+        adopting, self._adopting = self._adopting, None
+        if adopting is None:
+            return
+        adopting.cancel()
+        if self._call is not None:
+            self._call.cancel()
+            self._call = None
+        with contextlib.suppress(asyncio.CancelledError):
+            await adopting
+
+
+# Statuses with which a scheduler that dies or is being replaced ends its calls.
+_LOSSES = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED)
+
+
+def _lost_or_meant(error: grpc.aio.AioRpcError) -> Exception:
+    meant = error_of(error)
+    if error.code() in _LOSSES and meant.code in (None, "draining"):
+        return _Lost(meant.message)
+    return meant

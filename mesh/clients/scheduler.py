@@ -1,0 +1,117 @@
+"""The schedulers as a gateway sees them: every live replica's view of the mesh, and leases at the owner.
+
+Keeps one WatchLoad stream to every replica behind the configured targets; a replica is live while its stream speaks.
+The owner of (model, pool) is chosen by rendezvous hash over the live replicas, so that one queue holds one pool's
+order; the others are warm standbys.
+"""
+
+import asyncio
+import logging
+from collections.abc import Coroutine
+
+import grpc
+
+from mesh.client import Backoff, connect
+from mesh.clients.lease import Lease, LeaseLimits
+from mesh.clients.load import ReplicaView, replica_view
+from mesh.clients.placement import Demand
+from mesh.clients.worker import Metadata
+from mesh.discovery import addresses, owner
+from shoal.scheduler.v1 import scheduler_pb2, scheduler_pb2_grpc
+
+# MeshLoad comes at least each second; this much silence means that the replica is gone or stuck.
+SILENT_S = 5.0
+
+log = logging.getLogger("shoal.schedulers")
+
+
+class Schedulers:
+    """All replicas behind `targets`. Works while `run` runs; give that to the process's TaskGroup."""
+
+    def __init__(self, targets: str) -> None:
+        self._targets = targets
+        self._stubs: dict[str, scheduler_pb2_grpc.SchedulerServiceAsyncStub] = {}
+        self._replicas: dict[str, ReplicaView] = {}
+        self._change = asyncio.Event()
+        self._group: asyncio.TaskGroup | None = None
+
+    @property
+    def replicas(self) -> tuple[ReplicaView, ...]:
+        """The last word of each live replica."""
+        return tuple(self._replicas.values())
+
+    async def changed(self) -> None:
+        """Wait until a replica came, went or pushed a new view."""
+        await self._change.wait()
+
+    async def run(self) -> None:
+        """Follow every replica until cancelled."""
+        watchers: dict[str, asyncio.Task[None]] = {}
+        async with asyncio.TaskGroup() as group:
+            self._group = group
+            async for found in addresses(self._targets):
+                for address in watchers.keys() - found:
+                    watchers.pop(address).cancel()
+                for address in found - watchers.keys():
+                    watchers[address] = group.create_task(self._watch(address))
+
+    def owner(self, model: str, pool: str = "", *, shun: frozenset[str] = frozenset()) -> str | None:
+        """The live replica that owns (model, pool), those in `shun` only if there is no other; None = none lives."""
+        live = [view.address for view in self._replicas.values() if not view.draining]
+        return owner(f"{model}/{pool}", [address for address in live if address not in shun] or live)
+
+    def stub(self, address: str) -> scheduler_pb2_grpc.SchedulerServiceAsyncStub | None:
+        """For leases: the replica's stub, None once it has left the targets."""
+        return self._stubs.get(address)
+
+    def spawn(self, work: Coroutine[None, None, None]) -> asyncio.Task[None]:
+        """For leases: run `work` in the background, ended with `run`."""
+        if self._group is None:
+            raise RuntimeError("Schedulers.run is not running")
+        return self._group.create_task(work)
+
+    def lease(self, demand: Demand, limits: LeaseLimits, metadata: Metadata = ()) -> Lease:
+        """A lease for one request; nothing is sent before `Lease.open`."""
+        return Lease(self, demand, limits, metadata)
+
+    async def _watch(self, address: str) -> None:
+        backoff = Backoff()
+        async with connect(address) as channel:
+            stub: scheduler_pb2_grpc.SchedulerServiceAsyncStub = scheduler_pb2_grpc.SchedulerServiceStub(channel)
+            self._stubs[address] = stub
+            try:
+                while True:
+                    await self._follow(address, stub, backoff)
+                    self._forget(address)
+                    await asyncio.sleep(backoff.next_s())
+            finally:
+                del self._stubs[address]
+                self._forget(address)
+
+    async def _follow(self, address: str, stub: scheduler_pb2_grpc.SchedulerServiceAsyncStub, backoff: Backoff) -> None:
+        """Take views until the stream ends or falls silent."""
+        call = stub.WatchLoad(scheduler_pb2.WatchLoadRequest())
+        try:
+            while True:
+                async with asyncio.timeout(SILENT_S):
+                    load = await call.read()
+                if not isinstance(load, scheduler_pb2.MeshLoad):
+                    return
+                backoff.reset()
+                self._replicas[address] = replica_view(address, load)
+                self._announce()
+        except grpc.aio.AioRpcError as error:
+            log.debug("scheduler %s: %s", address, error.details())
+        except TimeoutError:
+            log.warning("scheduler %s has been silent for %.0f s", address, SILENT_S)
+        finally:
+            call.cancel()
+
+    def _forget(self, address: str) -> None:
+        if self._replicas.pop(address, None) is not None:
+            log.warning("lost scheduler %s", address)
+            self._announce()
+
+    def _announce(self) -> None:
+        change, self._change = self._change, asyncio.Event()
+        change.set()

@@ -1,0 +1,50 @@
+"""What a request used, as a plain value that the worker's, the scheduler's and the public contract share."""
+
+from dataclasses import dataclass, field
+
+from shoal.types.v1 import types_pb2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Usage:
+    """Tokens counted where they are made. `cached` maps a KvTier value (1 = device) to prompt tokens found there."""
+
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    cached: dict[int, int] = field(default_factory=dict)
+    recomputed_tokens: int = 0
+    precision: str = ""
+    queue_ms: int = 0
+    first_token_ms: int = 0
+
+    @property
+    def cached_tokens(self) -> int:
+        """Prompt tokens found in any tier."""
+        return sum(self.cached.values())
+
+
+def usage_of(message: types_pb2.Usage) -> Usage:
+    return Usage(
+        prompt_tokens=message.prompt_tokens,
+        completion_tokens=message.completion_tokens,
+        cached={part.tier: part.tokens for part in message.cached},
+        recomputed_tokens=message.recomputed_tokens,
+        precision=message.precision,
+        queue_ms=message.queue_ms,
+        first_token_ms=message.first_token_ms,
+    )
+
+
+def usage_to_proto(usage: Usage) -> types_pb2.Usage:
+    return types_pb2.Usage(
+        prompt_tokens=usage.prompt_tokens,
+        completion_tokens=usage.completion_tokens,
+        cached=[
+            types_pb2.CachedTokens(tier=types_pb2.KvTier.ValueType(tier), tokens=tokens)
+            for tier, tokens in usage.cached.items()
+        ],
+        recomputed_tokens=usage.recomputed_tokens,
+        precision=usage.precision,
+        queue_ms=usage.queue_ms,
+        first_token_ms=usage.first_token_ms,
+    )
