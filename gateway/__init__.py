@@ -1,0 +1,1 @@
+"""The front door: the public API, prompts, limits, and the relay between clients and workers."""
