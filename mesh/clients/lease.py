@@ -8,7 +8,7 @@ a callback, and another replica adopts the request in the background; the token 
 import asyncio
 import contextlib
 import logging
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Iterator
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -24,6 +24,8 @@ from shoal.scheduler.v1 import scheduler_pb2, scheduler_pb2_grpc
 
 # After the answer: seconds that telling the scheduler may take.
 CLOSE_S = 1.0
+# An adoption is answered at once; a replica that is not so quick is not well.
+ADOPT_S = 5.0
 
 log = logging.getLogger("shoal.lease")
 
@@ -123,10 +125,11 @@ class Lease:
             return
         try:
             async with asyncio.timeout(CLOSE_S):
-                await call.write(self._course.finished(outcome, usage))
-                await call.done_writing()
-                await call.code()
-        except (grpc.aio.AioRpcError, asyncio.InvalidStateError, TimeoutError) as error:
+                with _losses():
+                    await call.write(self._course.finished(outcome, usage))
+                    await call.done_writing()
+                    await call.code()
+        except (_Lost, ShoalError, TimeoutError) as error:
             log.debug("lease %s closed without a word: %r", self._id, error)
         finally:
             call.cancel()
@@ -168,25 +171,24 @@ class Lease:
         shun: set[str] = set()
         while True:
             try:
-                if event is None or self._call is None or self._call.done():
-                    await self._dial(frozenset(shun))
+                call = self._call
+                if event is None or call is None or call.done():
+                    call = await self._dial(frozenset(shun))
                     event = self._course.open(self._loop.time() - began)
-                return await self._ask(event)
+                return await self._ask(call, event)
             except _Lost as lost:
                 log.info("lease %s: scheduler %s is lost (%s)", self._id, self._at, lost)
                 shun.add(self._at)
                 event = None
             await asyncio.sleep(backoff.next_s())
 
-    async def _dial(self, shun: frozenset[str]) -> None:
+    async def _dial(self, shun: frozenset[str]) -> _Call:
         """Start an Acquire at the owner, waiting for a replica to live if none does."""
-        model, pool = self._course.demand.meta.model, self._course.demand.pool
+        demand = self._course.demand
         wait_s = self._limits.no_scheduler_s if not self._at else None
         try:
             async with asyncio.timeout(wait_s):
-                while (
-                    address := self._replicas.owner(self._course.demand.meta.model, self._course.demand.pool, shun=shun)
-                ) is None:
+                while (address := self._replicas.owner(demand.meta.model, demand.pool, shun=shun)) is None:
                     await self._replicas.changed()
         except TimeoutError:
             raise Unavailable("no scheduler answers now", code="no_scheduler", retry_after_s=2) from None
@@ -198,23 +200,13 @@ class Lease:
         call = stub.Acquire(timeout=timeout_s, metadata=self._metadata)
         call.add_done_callback(self._on_done)
         self._call = call
+        return call
 
-    async def _ask(self, event: placement.LeaseEvent) -> Grant:
+    async def _ask(self, call: _Call, event: placement.LeaseEvent) -> Grant:
         """One event, one Grant. Raises _Lost where another try may succeed, else what the scheduler said."""
-        call = self._call
-        assert call is not None, "dialled before asking"
-        try:
+        with _losses():
             await call.write(event)
             reply = await call.read()
-        except grpc.aio.AioRpcError as error:
-            raise _lost_or_meant(error) from error
-        except asyncio.InvalidStateError:
-            raise _Lost("the call is over") from None
-        except asyncio.CancelledError:
-            task = asyncio.current_task()
-            if task is not None and task.cancelling():
-                raise
-            raise _Lost("the channel was closed") from None
         if not isinstance(reply, scheduler_pb2.Grant):
             raise _Lost("it closed the lease")
         return grant_of(reply)
@@ -231,15 +223,17 @@ class Lease:
         while True:
             await asyncio.sleep(backoff.next_s())
             try:
-                await self._dial(frozenset())
-                await self._ask(event)
-            except _Lost as lost:
-                log.debug("adoption failed: %s", lost)
+                call = await self._dial(frozenset())
+                async with asyncio.timeout(ADOPT_S):
+                    await self._ask(call, event)
+            except (_Lost, TimeoutError) as lost:
+                log.debug("adoption failed: %r", lost)
             except ShoalError as error:
                 log.warning("lease %s: %s will not adopt it: %s", self._id, self._at, error)
                 return
             else:
-                break
+                if not call.done():
+                    break
         self._adopting = None
 
     async def _stop_adopting(self) -> None:
@@ -259,8 +253,21 @@ class Lease:
 _LOSSES = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED)
 
 
-def _lost_or_meant(error: grpc.aio.AioRpcError) -> Exception:
-    meant = error_of(error)
-    if error.code() in _LOSSES and meant.code in (None, "draining"):
-        return _Lost(meant.message)
-    return meant
+@contextlib.contextmanager
+def _losses() -> Iterator[None]:
+    """Around words with a scheduler: _Lost where it went away, a ShoalError where it said something."""
+    try:
+        yield
+    except grpc.aio.AioRpcError as error:
+        meant = error_of(error)
+        if error.code() in _LOSSES and meant.code in (None, "draining"):
+            raise _Lost(meant.message) from error
+        raise meant from error
+    except asyncio.InvalidStateError:
+        raise _Lost("the call is over") from None
+    except asyncio.CancelledError:
+        # A closed channel cancels its calls, which reads like a cancelled task; only the task itself knows better.
+        task = asyncio.current_task()
+        if task is not None and task.cancelling():
+            raise
+        raise _Lost("the channel was closed") from None

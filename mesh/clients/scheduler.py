@@ -76,17 +76,17 @@ class Schedulers:
 
     async def _watch(self, address: str) -> None:
         backoff = Backoff()
-        async with connect(address) as channel:
-            stub: scheduler_pb2_grpc.SchedulerServiceAsyncStub = scheduler_pb2_grpc.SchedulerServiceStub(channel)
-            self._stubs[address] = stub
-            try:
-                while True:
+        while True:
+            # A channel of its own for each try: leases on a replica that fell silent end with it and go elsewhere.
+            async with connect(address) as channel:
+                stub: scheduler_pb2_grpc.SchedulerServiceAsyncStub = scheduler_pb2_grpc.SchedulerServiceStub(channel)
+                self._stubs[address] = stub
+                try:
                     await self._follow(address, stub, backoff)
+                finally:
+                    del self._stubs[address]
                     self._forget(address)
-                    await asyncio.sleep(backoff.next_s())
-            finally:
-                del self._stubs[address]
-                self._forget(address)
+            await asyncio.sleep(backoff.next_s())
 
     async def _follow(self, address: str, stub: scheduler_pb2_grpc.SchedulerServiceAsyncStub, backoff: Backoff) -> None:
         """Take views until the stream ends or falls silent."""
