@@ -1,0 +1,51 @@
+"""The command line as a user drives it: up in the background, status, down, and nothing left."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import httpx
+import psutil
+import pytest
+
+from mesh import models
+
+pytestmark = pytest.mark.e2e
+
+
+@pytest.mark.timeout(240)
+def test_up_detached_then_status_then_down_leaves_no_process(model: str, tmp_path: Path) -> None:
+    (tmp_path / "models").mkdir()
+    (tmp_path / "models" / model).symlink_to(models.find(model).path)
+    env = os.environ | {"SHOAL_HOME": str(tmp_path)}
+
+    def shoal(*words: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "mesh.cli.main", *words]
+        return subprocess.run(command, env=env, capture_output=True, text=True, timeout=150)
+
+    up = shoal("up", "--detach", "--workers", "2")
+    try:
+        assert up.returncode == 0, up.stderr
+        status = shoal("status", "--json")
+        assert status.returncode == 0, status.stderr
+        mesh = json.loads(status.stdout)
+        assert mesh["phase"] == "ready"
+        roles = sorted(process["role"] for process in mesh["processes"])
+        assert roles == ["gateway", "scheduler", "valkey", "worker", "worker"]
+        assert len(mesh["workers"]) == 2
+        pids = [process["pid"] for process in mesh["processes"]] + [mesh["supervisor_pid"]]
+        family = [
+            psutil.Process(mesh["supervisor_pid"]),
+            *psutil.Process(mesh["supervisor_pid"]).children(recursive=True),
+        ]
+        assert set(pids) <= {process.pid for process in family}
+        assert httpx.get(f"{mesh['http_urls'][0]}/ready").status_code == 200
+        assert shoal("up").returncode == 1, "a second mesh started in the same home"
+    finally:
+        down = shoal("down")
+    assert down.returncode == 0, down.stderr
+    assert not [process for process in family if process.is_running()]
+    assert shoal("status", "--json").returncode == 1
+    assert shoal("down").returncode == 0

@@ -1,0 +1,105 @@
+"""One request makes one trace, and the trace explains the wait."""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
+
+import grpc
+import pytest
+from opentelemetry.proto.collector.trace.v1 import trace_service_pb2, trace_service_pb2_grpc
+from opentelemetry.proto.trace.v1 import trace_pb2
+
+pytestmark = pytest.mark.e2e
+
+
+class Collector(trace_service_pb2_grpc.TraceServiceServicer):
+    """A real OTLP/gRPC receiver that keeps what it hears."""
+
+    def __init__(self) -> None:
+        self.spans: list[tuple[str, trace_pb2.Span]] = []
+
+    async def Export(self, request: Any, context: Any) -> trace_service_pb2.ExportTraceServiceResponse:
+        for resource in request.resource_spans:
+            names = {attribute.key: attribute.value.string_value for attribute in resource.resource.attributes}
+            for scope in resource.scope_spans:
+                self.spans += [(names["service.name"], span) for span in scope.spans]
+        return trace_service_pb2.ExportTraceServiceResponse()
+
+    def of(self, trace_id: bytes) -> list[tuple[str, trace_pb2.Span]]:
+        return [(service, span) for service, span in self.spans if span.trace_id == trace_id]
+
+
+@pytest.fixture
+async def collector() -> AsyncIterator[tuple[Collector, int]]:
+    received = Collector()
+    server = grpc.aio.server()
+    trace_service_pb2_grpc.add_TraceServiceServicer_to_server(received, server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    yield received, port
+    await server.stop(0)
+
+
+def attributes(span: trace_pb2.Span) -> dict[str, Any]:
+    return {a.key: getattr(a.value, a.value.WhichOneof("value")) for a in span.attributes}
+
+
+async def test_one_request_makes_one_tree_over_gateway_scheduler_and_worker(
+    collector: tuple[Collector, int],
+    start_mesh: Callable[..., Any],
+    chat: Callable[..., Any],
+    eventually: Callable[..., Awaitable[object]],
+) -> None:
+    received, port = collector
+    mesh = await asyncio.to_thread(start_mesh, {"SHOAL_OTLP_ENDPOINT": f"http://127.0.0.1:{port}"})
+    answer = await chat(mesh, "What is the capital of France?", max_tokens=16)
+    assert answer.done
+
+    def traced() -> list[tuple[str, trace_pb2.Span]]:
+        ours = [span for service, span in received.spans if service == "shoal-gateway" and not span.parent_span_id]
+        tree = received.of(ours[-1].trace_id) if ours else []
+        return tree if {service for service, _ in tree} >= {"shoal-gateway", "shoal-scheduler", "shoal-worker"} else []
+
+    tree: Any = await eventually(traced, timeout_s=20)
+    spans = {span.span_id: span for _, span in tree}
+    roots = [span for span in spans.values() if not span.parent_span_id]
+    assert len(roots) == 1
+    assert all(span.parent_span_id in spans for span in spans.values() if span is not roots[0])
+
+    by_service: dict[str, dict[str, Any]] = {}
+    for service, span in tree:
+        by_service.setdefault(service, {}).update(attributes(span))
+    gateway, scheduler, worker = (by_service[f"shoal-{name}"] for name in ("gateway", "scheduler", "worker"))
+    assert gateway["gen_ai.request.model"] == mesh.plan.model
+    assert gateway["gen_ai.usage.input_tokens"] == answer.usage["prompt_tokens"]
+    assert gateway["gen_ai.usage.output_tokens"] == answer.usage["completion_tokens"]
+    assert gateway["shoal.ttft_ms"] > 0
+    assert scheduler["shoal.queue_wait_ms"] >= 0
+    assert scheduler["shoal.queue_class"].startswith("normal/")
+    assert scheduler["shoal.worker"]
+    assert scheduler["shoal.placement.reason"]
+    assert scheduler["shoal.candidates"]
+    assert worker["shoal.cached_tokens"] >= 0
+    assert worker["gen_ai.usage.output_tokens"] == answer.usage["completion_tokens"]
+    assert worker["shoal.first_token_ms"] > 0
+
+
+async def test_the_callers_trace_goes_on_in_the_mesh(
+    collector: tuple[Collector, int], start_mesh: Callable[..., Any], eventually: Callable[..., Awaitable[object]]
+) -> None:
+    import httpx
+
+    received, port = collector
+    mesh = await asyncio.to_thread(start_mesh, {"SHOAL_OTLP_ENDPOINT": f"http://127.0.0.1:{port}"})
+    trace_id = "0af7651916cd43dd8448eb211c80319c"
+    body = {"model": mesh.plan.model, "prompt": "Hello", "max_tokens": 2}
+    async with httpx.AsyncClient(timeout=60) as client:
+        headers = {"traceparent": f"00-{trace_id}-b7ad6b7169203331-01"}
+        assert (await client.post(f"{mesh.url}/v1/completions", json=body, headers=headers)).status_code == 200
+    await eventually(
+        lambda: (
+            {service for service, _ in received.of(bytes.fromhex(trace_id))}
+            >= {"shoal-gateway", "shoal-scheduler", "shoal-worker"}
+        ),
+        timeout_s=20,
+    )
