@@ -95,7 +95,7 @@ class Llama:
 
     def __init__(self, checkpoint: Checkpoint, device: torch.device, dtype: torch.dtype, progress: Progress) -> None:
         self.config = config = parse_config(checkpoint.config, checkpoint.source)
-        self.kv_shape = KvShape(config.layers, config.kv_heads, config.head_dim)
+        self.kv_shape = KvShape(config.layers, config.kv_heads, config.head_dim, config.heads // config.kv_heads)
         self.vocab_size = config.vocab
         self.context_tokens = config.context
         reader = TensorReader(checkpoint, progress)

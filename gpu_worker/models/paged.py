@@ -20,6 +20,7 @@ class KvShape:
     layers: int
     kv_heads: int
     head_dim: int
+    query_group: int  # query heads that share one KV head
 
     def block_bytes(self, dtype: torch.dtype) -> int:
         return self.layers * 2 * BLOCK_TOKENS * self.kv_heads * self.head_dim * dtype.itemsize
@@ -30,8 +31,9 @@ class DecodeGroup:
     """Sequences of similar length, one row each: rows [first, first + B) of the batch."""
 
     first: int
+    length: int  # S, keys of the longest
     table: torch.Tensor  # [B, blocks] of block ids; short rows repeat a block of their own
-    mask: torch.Tensor  # [B, 1, 1, blocks * 16], 0 where a key exists, else -inf
+    mask: torch.Tensor | None  # [B, 1, 1, S], 0 where a key exists, else -inf; None if all are as long
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,8 +42,9 @@ class PrefillPiece:
 
     first: int
     count: int
-    table: torch.Tensor  # [blocks]
-    mask: torch.Tensor  # [count * group, blocks * 16], 0 where a key is visible, else -inf
+    length: int  # S, keys up to and including the last row's
+    table: torch.Tensor  # [1, blocks]
+    mask: torch.Tensor  # [count * query_group, S], 0 where a key is visible, else -inf
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,18 +73,22 @@ class PagedKv:
         """Store kv [T, 2, kv_heads, head_dim] at the batch's slots."""
         self._pool[batch.blocks, layer, :, batch.offsets] = kv
 
-    def gather(self, layer: int, table: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """K and V of the blocks in table [B, n], each [B, kv_heads, n * 16, head_dim]."""
+    def gather(self, layer: int, table: torch.Tensor, length: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """The first `length` K and V of the blocks in table [B, n], each [B, kv_heads, length, head_dim]."""
         rows, count = table.shape
         keys = (table * self.shape.layers + layer).flatten() * 2
         size = (rows, count * BLOCK_TOKENS, self.shape.kv_heads, self.shape.head_dim)
         k = self._pages.index_select(0, keys).view(size)
         v = self._pages.index_select(0, keys + 1).view(size)
-        return k.transpose(1, 2), v.transpose(1, 2)
+        return k[:, :length].transpose(1, 2), v[:, :length].transpose(1, 2)
 
     def clear(self, blocks: list[int]) -> None:
-        """Zero whole blocks. Masked keys still meet the softmax's zeros, and 0 x NaN is NaN: no NaN may stay behind."""
-        self._pool[torch.tensor(blocks, device=self._pool.device)] = 0
+        """Zero whole blocks before a sequence gets them.
+
+        The unwritten end of a block is masked, but its values still meet the softmax's zeros, and 0 x NaN is NaN: one
+        sequence's NaN must not reach the block's next owner.
+        """
+        self._pool.index_fill_(0, torch.tensor(blocks, device=self._pool.device), 0)
 
 
 def attend(q: torch.Tensor, layer: int, kv: PagedKv, batch: Batch) -> torch.Tensor:
@@ -98,14 +105,14 @@ def attend(q: torch.Tensor, layer: int, kv: PagedKv, batch: Batch) -> torch.Tens
 
 def _decode(q: torch.Tensor, layer: int, kv: PagedKv, group: DecodeGroup) -> torch.Tensor:
     """q [B, heads, head_dim], one token per sequence."""
-    k, v = kv.gather(layer, group.table)
+    k, v = kv.gather(layer, group.table, group.length)
     grouped = q.view(len(q), kv.shape.kv_heads, -1, kv.shape.head_dim)  # [B, kv_heads, group, head_dim]
     return scaled_dot_product_attention(grouped, k, v, attn_mask=group.mask).reshape(q.shape)
 
 
 def _prefill(q: torch.Tensor, layer: int, kv: PagedKv, piece: PrefillPiece) -> torch.Tensor:
     """q [count, heads, head_dim] of one sequence."""
-    k, v = kv.gather(layer, piece.table[None])
+    k, v = kv.gather(layer, piece.table, piece.length)
     count, heads, dim = q.shape
     grouped = q.view(count, kv.shape.kv_heads, -1, dim).transpose(0, 1).reshape(1, kv.shape.kv_heads, -1, dim)
     out = scaled_dot_product_attention(grouped, k, v, attn_mask=piece.mask)

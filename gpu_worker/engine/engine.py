@@ -1,0 +1,271 @@
+"""The engine: submit requests, call `step`, read events. Schedule → run → post-process, on one thread.
+
+A step:
+    1. Endings decided since the last one (park, stop_choice) take effect.
+    2. The schedule picks what each sequence computes and finds the blocks (schedule.py).
+    3. One forward pass; a sequence that breaks it is found by running each alone, and only it ends (runner.py).
+    4. Full blocks become findable, sampled tokens become events, finished sequences leave.
+"""
+
+import logging
+import time
+from collections.abc import Callable
+
+from gpu_worker.engine.admission import Admission, check, waiting_tokens
+from gpu_worker.engine.api import (
+    AcceptedEvent,
+    EngineInfo,
+    EngineLoad,
+    Event,
+    FinishedEvent,
+    Plan,
+    Reason,
+    StepResult,
+    TokensEvent,
+    Usage,
+)
+from gpu_worker.engine.meters import Meters
+from gpu_worker.engine.runner import Outcome, Runner
+from gpu_worker.engine.sampler import Sampled
+from gpu_worker.engine.schedule import Schedule
+from gpu_worker.engine.sequence import Ending, Piece, Request, Sequence, blocks_for
+from mesh.blocks import BLOCK_TOKENS, namespace
+from mesh.errors import AlreadyExists
+
+log = logging.getLogger(__name__)
+
+
+class TorchEngine:
+    """Continuous batching over a paged pool. Implements gpu_worker.engine.api.Engine."""
+
+    def __init__(
+        self,
+        info: EngineInfo,
+        runner: Runner,
+        schedule: Schedule,
+        admission: Admission,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.info = info
+        self._runner = runner
+        self._schedule = schedule
+        self._pool = schedule.pool
+        self._admission = admission
+        self._clock = clock
+        self._meters = Meters()
+        self._requests: dict[str, Request] = {}
+        self._endings: list[Ending] = []
+        self._submitted = 0
+
+    def submit(self, plan: Plan) -> None:
+        check(plan, self.info.vocab_size, self.info.context_tokens)
+        older = self._requests.get(plan.request_id)
+        if older is not None:
+            if older.plan.attempt >= plan.attempt:
+                raise AlreadyExists(f"attempt {older.plan.attempt} of {plan.request_id} is here already")
+            self.abort(plan.request_id, older.plan.attempt)
+        request = self._request(plan)
+        request.expected_blocks = self._admission.expected_blocks(request)
+        present = list(self._requests.values())
+        self._admission.admit(request, present, self._schedule.waiting, self._meters.decode_tokens_per_s)
+        self._requests[plan.request_id] = request
+        for sequence in request.sequences:
+            if (ending := self._ended_before(sequence)) is not None:
+                self._endings.append(ending)
+            else:
+                self._schedule.add(sequence)
+
+    def abort(self, request_id: str, attempt: int) -> None:
+        request = self._present(request_id, attempt)
+        if request is None:
+            return
+        for sequence in request.sequences:
+            self._schedule.remove(sequence)
+            sequence.ended = True
+        del self._requests[request_id]
+
+    def park(self, request_id: str, attempt: int) -> None:
+        request = self._present(request_id, attempt)
+        for sequence in request.sequences if request is not None else []:
+            self._endings.append(Ending(sequence, Reason.PARKED, sequence.output_tokens))
+
+    def stop_choice(self, request_id: str, attempt: int, choice: int, keep_tokens: int) -> None:
+        request = self._present(request_id, attempt)
+        for sequence in request.sequences if request is not None else []:
+            if sequence.index == choice:
+                kept = min(max(keep_tokens, 0), sequence.output_tokens)
+                self._endings.append(Ending(sequence, Reason.STOP, kept))
+
+    def has_work(self) -> bool:
+        return bool(self._schedule.running or self._schedule.waiting or self._endings)
+
+    def block_keys(self) -> list[bytes]:
+        return self._pool.keys()
+
+    def step(self) -> StepResult:
+        begin_s = self._clock()
+        events: list[Event] = []
+        endings, self._endings = self._endings, []
+        for ending in endings:
+            events += self._finish(ending)
+        pieces, fresh = self._schedule.plan_step()
+        for piece in pieces:
+            events += self._accept(piece.sequence.request, begin_s)
+        self._runner.clear(fresh)
+        outcomes = self._compute(pieces)
+        prefill = sum(piece.count for piece in pieces if piece.count > 1)
+        decode = sum(piece.count == 1 for piece in pieces)
+        for outcome in outcomes:
+            events += self._absorb(outcome)
+        duration_s = self._clock() - begin_s
+        if pieces:
+            self._meters.record(duration_s, prefill, decode)
+        stored, evicted = self._pool.take_changes()
+        return StepResult(
+            events=events,
+            load=self._load(),
+            duration_ms=duration_s * 1000,
+            prefill_tokens=prefill,
+            decode_tokens=decode,
+            blocks_stored=stored,
+            blocks_evicted=evicted,
+        )
+
+    def _request(self, plan: Plan) -> Request:
+        root = namespace(self.info.model_digest, self.info.tokenizer_digest, plan.adapter, plan.cache_salt)
+        request = Request(plan, root, self._clock(), left=len(plan.choices))
+        limit = min(len(plan.prompt_ids) + plan.sampling.max_tokens, self.info.context_tokens)
+        for choice in plan.choices:
+            ids = plan.prompt_ids + choice.emitted_ids
+            moved = len(ids) - 1 if choice.emitted_ids else 0  # what an earlier attempt had computed
+            sequence = Sequence(
+                request, choice.index, self._submitted, ids, len(choice.emitted_ids), limit, reached=moved
+            )
+            sequence.counts.update(choice.emitted_ids)
+            request.sequences.append(sequence)
+            self._submitted += 1
+        return request
+
+    def _present(self, request_id: str, attempt: int) -> Request | None:
+        request = self._requests.get(request_id)
+        return request if request is not None and request.plan.attempt == attempt else None
+
+    def _ended_before(self, sequence: Sequence) -> Ending | None:
+        """The ending of a resumed choice that has all its tokens already."""
+        if sequence.emitted_before and self._ends(sequence, sequence.ids[-1]):
+            return Ending(sequence, Reason.STOP, sequence.output_tokens, sequence.ids[-1])
+        if len(sequence.ids) >= sequence.limit:
+            return Ending(sequence, Reason.LENGTH, sequence.output_tokens)
+        return None
+
+    def _ends(self, sequence: Sequence, token: int) -> bool:
+        sampling = sequence.sampling
+        return token in sampling.stop_token_ids or (not sampling.ignore_eos and token in self.info.eos_token_ids)
+
+    def _accept(self, request: Request, now_s: float) -> list[Event]:
+        if request.accepted:
+            return []
+        request.accepted = True
+        request.queue_ms = round((now_s - request.submitted_s) * 1000)
+        return [AcceptedEvent(*request.identity, request.cached, request.queue_ms)]
+
+    def _compute(self, pieces: list[Piece]) -> list[Outcome]:
+        """Run the pieces together or, if that fails, each alone, so that only the bad ones end."""
+        if not pieces:
+            return []
+        try:
+            return self._runner.run(pieces, self.info.eos_token_ids)
+        except Exception as error:
+            log.exception("a step of %d sequences failed", len(pieces))
+            if len(pieces) == 1:
+                return [Outcome(pieces[0], error=f"the step failed ({type(error).__name__})")]
+        return [outcome for piece in pieces for outcome in self._compute([piece])]
+
+    def _absorb(self, outcome: Outcome) -> list[Event]:
+        """Post-process one piece: its blocks, its token, its end."""
+        sequence = outcome.piece.sequence
+        if outcome.error:
+            self._pool.disown(sequence.blocks)
+            return self._finish(Ending(sequence, Reason.ERROR, sequence.output_tokens, message=outcome.error))
+        sequence.advance(outcome.piece.count)
+        full = outcome.piece.start // BLOCK_TOKENS
+        for block, key in zip(sequence.blocks[full:], sequence.keys_up_to(sequence.computed)[full:], strict=False):
+            self._pool.publish(block, key)
+        return self._take(sequence, outcome.sampled) if outcome.sampled is not None else []
+
+    def _take(self, sequence: Sequence, sampled: Sampled) -> list[Event]:
+        """A new token: an event, or the end of the choice."""
+        request = sequence.request
+        if not request.first_token_ms:
+            request.first_token_ms = max(1, round((self._clock() - request.submitted_s) * 1000))
+        request.completion_tokens += 1
+        position, token = sequence.output_tokens, sampled.token
+        if self._ends(sequence, token):
+            return self._finish(Ending(sequence, Reason.STOP, position + 1, token))
+        sequence.append(token)
+        logprobs = [sampled.logprob] if sampled.logprob is not None else []
+        events: list[Event] = [TokensEvent(*request.identity, sequence.index, position, [token], logprobs)]
+        if len(sequence.ids) >= sequence.limit:
+            events += self._finish(Ending(sequence, Reason.LENGTH, sequence.output_tokens))
+        return events
+
+    def _finish(self, ending: Ending) -> list[Event]:
+        """The choice leaves and its blocks with it. Nothing if it has left before."""
+        sequence = ending.sequence
+        request = sequence.request
+        if sequence.ended:
+            return []
+        sequence.ended = True
+        self._schedule.remove(sequence)
+        request.left -= 1
+        if ending.completion_tokens < sequence.output_tokens:  # a stop string that was complete earlier
+            emitted_here = sequence.output_tokens - sequence.emitted_before
+            request.completion_tokens -= min(sequence.output_tokens - ending.completion_tokens, emitted_here)
+        if not request.left:
+            del self._requests[request.plan.request_id]
+        return [
+            FinishedEvent(
+                *request.identity,
+                choice=sequence.index,
+                reason=ending.reason,
+                completion_tokens=ending.completion_tokens,
+                usage=self._usage(request),
+                last=not request.left,
+                stop_token_id=ending.stop_token_id,
+                message=ending.message,
+            )
+        ]
+
+    def _usage(self, request: Request) -> Usage:
+        return Usage(
+            prompt_tokens=len(request.plan.prompt_ids),
+            completion_tokens=request.completion_tokens,
+            cached=request.cached,
+            recomputed_tokens=request.recomputed_tokens,
+            precision=self.info.precision,
+            queue_ms=request.queue_ms,
+            first_token_ms=request.first_token_ms,
+        )
+
+    def _load(self) -> EngineLoad:
+        running, waiting = self._schedule.running, self._schedule.waiting
+        growth = sum(blocks_for(one.limit) - len(one.blocks) for one in running)
+        return EngineLoad(
+            steps=self._meters.steps,
+            waiting_sequences=len(waiting),
+            running_sequences=len(running),
+            queued_prefill_tokens=waiting_tokens(waiting)
+            + sum(one.uncomputed for one in running if one.uncomputed > 1),
+            free_blocks=self._pool.free,
+            cached_blocks=self._pool.cached,
+            used_blocks=self._pool.used,
+            committed_blocks=self._pool.used + growth,
+            total_blocks=self._pool.total,
+            prefill_tokens_per_s=self._meters.prefill_tokens_per_s,
+            decode_tokens_per_s=self._meters.decode_tokens_per_s,
+            median_step_ms=self._meters.median_step_ms,
+            preemptions=self._schedule.preemptions,
+            running=[request.identity for request in self._requests.values()],
+            computed={key: max(one.computed for one in r.sequences) for key, r in self._requests.items()},
+            queued=[key for key, request in self._requests.items() if not request.accepted],
+        )

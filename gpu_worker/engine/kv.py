@@ -1,0 +1,170 @@
+"""Who holds which KV block: allocation, reference counts and the prefix cache. No tensors here.
+
+A block is in exactly one of three states:
+
+    free    holds nothing
+    used    at least one sequence holds it (`_holders` > 0)
+    cached  nobody holds it, but its chain key is known: the next prompt with that prefix takes it back
+
+so free + cached + used = total by construction; the counts are the containers' own sizes, never kept beside them.
+A block becomes findable (`publish`) while it is still used, and cached when its last holder releases it.
+"""
+
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
+from typing import Protocol
+
+
+class Eviction(Protocol):
+    """Which cached block goes first."""
+
+    def add(self, block: int) -> None:
+        """`block` became cached."""
+
+    def remove(self, block: int) -> None:
+        """`block` is in use again."""
+
+    def pop(self) -> int:
+        """Choose a block, forget it and return it. Called only while there is one."""
+
+    def __len__(self) -> int: ...
+
+
+class LeastRecentlyUsed:
+    """Evicts what was released longest ago."""
+
+    def __init__(self) -> None:
+        self._order: OrderedDict[int, None] = OrderedDict()
+
+    def add(self, block: int) -> None:
+        self._order[block] = None
+
+    def remove(self, block: int) -> None:
+        del self._order[block]
+
+    def pop(self) -> int:
+        return self._order.popitem(last=False)[0]
+
+    def __len__(self) -> int:
+        return len(self._order)
+
+
+class BlockPool:
+    """The blocks of one device. Sequences hold blocks by id; equal prefixes hold the same ones."""
+
+    def __init__(self, total: int, eviction: Eviction | None = None) -> None:
+        self.total = total
+        self._free = list(range(total - 1, -1, -1))
+        self._holders: dict[int, int] = {}  # used block -> how many sequences hold it
+        self._cached: Eviction = eviction if eviction is not None else LeastRecentlyUsed()
+        self._block_of: dict[bytes, int] = {}  # chain key -> block, used or cached
+        self._key_of: dict[int, bytes] = {}
+        self._stored: dict[bytes, None] = {}  # since the last take_changes, in order
+        self._evicted: dict[bytes, None] = {}
+
+    @property
+    def free(self) -> int:
+        return len(self._free)
+
+    @property
+    def cached(self) -> int:
+        return len(self._cached)
+
+    @property
+    def used(self) -> int:
+        return len(self._holders)
+
+    @property
+    def available(self) -> int:
+        """Blocks that `allocate` can give: free ones and cached ones."""
+        return len(self._free) + len(self._cached)
+
+    def keys(self) -> list[bytes]:
+        """Chain keys of all findable blocks."""
+        return list(self._block_of)
+
+    def match(self, keys: Sequence[bytes]) -> int:
+        """How many of `keys`, from the first on, are here. Changes nothing."""
+        for count, key in enumerate(keys):
+            if key not in self._block_of:
+                return count
+        return len(keys)
+
+    def unheld(self, keys: Sequence[bytes]) -> int:
+        """How many blocks of `keys`, all here, nobody holds yet: holding them takes that much from `available`."""
+        return sum(self._block_of[key] not in self._holders for key in keys)
+
+    def hold(self, keys: Iterable[bytes]) -> list[int]:
+        """The blocks of `keys`, each held once more. Every key must be here (`match`)."""
+        blocks = [self._block_of[key] for key in keys]
+        for block in blocks:
+            if block not in self._holders:
+                self._cached.remove(block)
+            self._holders[block] = self._holders.get(block, 0) + 1
+        return blocks
+
+    def allocate(self) -> int | None:
+        """A block of one's own, evicting a cached one if none is free; None if every block is used."""
+        if not self._free:
+            if not len(self._cached):
+                return None
+            block = self._cached.pop()
+            self._forget(block)
+            self._free.append(block)
+        block = self._free.pop()
+        self._holders[block] = 1
+        return block
+
+    def publish(self, block: int, key: bytes) -> None:
+        """Make a used, fully computed block findable. The first block of a key stays; a twin remains private."""
+        if key in self._block_of or block in self._key_of:
+            return
+        self._block_of[key] = block
+        self._key_of[block] = key
+        if key in self._evicted:
+            del self._evicted[key]
+        else:
+            self._stored[key] = None
+
+    def release(self, blocks: Sequence[int]) -> None:
+        """Let go of blocks, given in the sequence's order. The last of a prefix is evicted before its parents."""
+        for block in reversed(blocks):
+            holders = self._holders[block] - 1
+            if holders:
+                self._holders[block] = holders
+                continue
+            del self._holders[block]
+            if block in self._key_of:
+                self._cached.add(block)
+            else:
+                self._free.append(block)
+
+    def disown(self, blocks: Iterable[int]) -> None:
+        """Used blocks whose content may be bad: nobody shall find them again."""
+        for block in blocks:
+            if block in self._key_of:
+                self._forget(block)
+
+    def take_changes(self) -> tuple[list[bytes], list[bytes]]:
+        """Keys (gained, lost) since the last call; one that came and went is in neither."""
+        changes = list(self._stored), list(self._evicted)
+        self._stored, self._evicted = {}, {}
+        return changes
+
+    def _forget(self, block: int) -> None:
+        key = self._key_of.pop(block)
+        del self._block_of[key]
+        if key in self._stored:
+            del self._stored[key]
+        else:
+            self._evicted[key] = None
+
+    def check(self) -> None:
+        """Raise AssertionError if the three states do not partition the pool. For tests."""
+        free, used = set(self._free), set(self._holders)
+        cached = {block for block in self._key_of if block not in self._holders}
+        whole = len(free) == len(self._free) and not (free & used) and not (cached & (free | used))
+        if not whole or free | used | cached != set(range(self.total)) or len(cached) != len(self._cached):
+            raise AssertionError(f"pool of {self.total}: {len(free)} free, {len(cached)} cached, {len(used)} used")
+        if min(self._holders.values(), default=1) < 1:
+            raise AssertionError("a used block without a holder")

@@ -1,0 +1,124 @@
+"""The engine process's main loop: commands in, steps, reports out. Nothing else of the worker lives in this process.
+
+Between steps it takes every command that has arrived; without work it blocks until one does. Writing a report may
+block while the worker is slow to read: then the engine waits too, and nothing piles up. The worker must therefore
+never stop reading in order to write.
+"""
+
+import logging
+import signal
+from multiprocessing.connection import Connection
+
+from gpu_worker.engine.api import Engine
+from gpu_worker.engine.build import build_engine, warm_up
+from gpu_worker.engine.config import EngineConfig
+from gpu_worker.engine.messages import (
+    Abort,
+    BlockKeys,
+    Command,
+    Fatal,
+    Loading,
+    Park,
+    Ready,
+    Rejected,
+    Report,
+    Shutdown,
+    Snapshot,
+    StepDone,
+    StopChoice,
+    Submit,
+    decode_command,
+    encode,
+)
+from gpu_worker.models.errors import LoadError
+from mesh.errors import ShoalError
+
+log = logging.getLogger(__name__)
+
+LOADING_STEP = 0.02  # report loading no more finely than this
+
+
+def run(conn: Connection, config: EngineConfig) -> None:
+    """Load, prove, serve until Shutdown or the worker's end. The target of a spawned process."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the worker decides when we stop
+    try:
+        _run(_Port(conn), config)
+    except (EOFError, BrokenPipeError, ConnectionResetError):
+        log.info("the worker is gone")
+    finally:
+        conn.close()
+
+
+def _run(port: "_Port", config: EngineConfig) -> None:
+    try:
+        engine = build_engine(config, port.report_loading)
+        port.report_loading(0.97, "producing the first token")
+        warm_up(engine)
+    except (LoadError, ShoalError, RuntimeError, MemoryError) as error:
+        log.exception("the engine cannot start")
+        port.send(Fatal(str(error) or type(error).__name__))
+        return
+    port.send(Ready(engine.info))
+    try:
+        serve(engine, port)
+    except (EOFError, OSError):
+        raise
+    except Exception as error:
+        log.exception("the engine loop broke")
+        port.send(Fatal(f"the engine loop broke ({type(error).__name__})"))
+
+
+def serve(engine: Engine, port: "_Port") -> None:
+    """Obey between steps, step while there is work, return on Shutdown.
+
+    A step follows every command, work or not: the report tells the worker what an abort has freed.
+    """
+    while True:
+        while not engine.has_work() or port.pending():
+            command = port.receive()
+            if isinstance(command, Shutdown):
+                return
+            obey(engine, command, port)
+            if not port.pending():
+                break
+        port.send(StepDone(engine.step()))
+
+
+def obey(engine: Engine, command: Command, port: "_Port") -> None:
+    """Carry out one command; a request that is refused is answered at once."""
+    match command:
+        case Submit(plan):
+            try:
+                engine.submit(plan)
+            except ShoalError as error:
+                port.send(Rejected.of(plan, error))
+        case Abort(request_id, attempt):
+            engine.abort(request_id, attempt)
+        case Park(request_id, attempt):
+            engine.park(request_id, attempt)
+        case StopChoice(request_id, attempt, choice, keep_tokens):
+            engine.stop_choice(request_id, attempt, choice, keep_tokens)
+        case BlockKeys():
+            port.send(Snapshot(engine.block_keys()))
+
+
+class _Port:
+    """Messages over a connection; EOFError when the worker has gone."""
+
+    def __init__(self, conn: Connection) -> None:
+        self._conn = conn
+        self._reported = -1.0
+
+    def pending(self) -> bool:
+        return self._conn.poll()
+
+    def receive(self) -> Command:
+        return decode_command(self._conn.recv_bytes())
+
+    def send(self, report: Report) -> None:
+        self._conn.send_bytes(encode(report))
+
+    def report_loading(self, fraction: float, what: str) -> None:
+        if fraction - self._reported >= LOADING_STEP:
+            self._reported = fraction
+            self.send(Loading(fraction, what))

@@ -1,0 +1,131 @@
+"""Which sequences a step advances and by how much, and who gives up blocks when there are none.
+
+    1. Every running sequence that lacks one token decodes, oldest first.
+    2. The rest of the step's budget goes to unfinished prefills, oldest first, in pieces.
+    3. Waiting sequences start, strictly in order of arrival, while a slot, budget and blocks for all their known ids
+       are there. A choice waits until no sibling computes their common prompt; it then finds that in the prefix cache.
+
+When a sequence needs a block and every one is used, the youngest running sequence loses its KV and waits again (its
+full blocks stay cached, so coming back is often cheap). The oldest is never the victim of another and any single
+sequence fits the pool, so the oldest always advances: no livelock.
+"""
+
+from bisect import insort
+from operator import attrgetter
+
+from gpu_worker.engine.kv import BlockPool
+from gpu_worker.engine.sequence import Piece, Request, Sequence, blocks_for
+from mesh.blocks import BLOCK_TOKENS
+
+DEVICE_TIER = 1
+
+
+class Schedule:
+    """The waiting and the running, and the pool they share."""
+
+    def __init__(self, pool: BlockPool, max_sequences: int, prefill_chunk: int) -> None:
+        self.pool = pool
+        self._max_sequences = max_sequences
+        self._prefill_chunk = prefill_chunk
+        self.waiting: list[Sequence] = []  # by order
+        self.running: list[Sequence] = []  # by order
+        self.preemptions = 0
+        self._fresh: list[int] = []  # blocks allocated for the step being planned
+
+    def add(self, sequence: Sequence) -> None:
+        insort(self.waiting, sequence, key=_order)
+
+    def remove(self, sequence: Sequence) -> None:
+        """Take a sequence out, wherever it is, and release its blocks."""
+        if sequence in self.running:
+            self.running.remove(sequence)
+            self._release(sequence)
+        elif sequence in self.waiting:
+            self.waiting.remove(sequence)
+
+    def plan_step(self) -> tuple[list[Piece], list[int]]:
+        """This step's work, blocks included, and the blocks among them that are new and need clearing."""
+        self._fresh = []
+        pieces: list[Piece] = []
+        budget = self._prefill_chunk
+        for decoding in (True, False):
+            for sequence in [one for one in self.running if (one.uncomputed == 1) == decoding]:
+                count = 1 if decoding else min(sequence.uncomputed, budget)
+                if count and sequence in self.running and self._grow(sequence, count):
+                    pieces.append(Piece(sequence, sequence.computed, count))
+                    budget -= 0 if decoding else count
+        pieces += self._start_waiting(budget)
+        held = set(map(id, self.running))  # growth may have preempted a sequence that had its piece already
+        return [piece for piece in pieces if id(piece.sequence) in held], self._fresh
+
+    def _start_waiting(self, budget: int) -> list[Piece]:
+        pieces = []
+        for sequence in list(self.waiting):
+            if not budget or len(self.running) >= self._max_sequences:
+                break
+            if _sibling_prefills(sequence.request):
+                continue
+            if not self._fits(sequence):
+                break
+            self._start(sequence)
+            count = min(sequence.uncomputed, budget)
+            self._grow(sequence, count)
+            pieces.append(Piece(sequence, sequence.computed, count))
+            budget -= count
+        return pieces
+
+    def _fits(self, sequence: Sequence) -> bool:
+        """Whether all known ids find blocks beside what running sequences still need for theirs, and one more each."""
+        keys = _findable(sequence)
+        keys = keys[: self.pool.match(keys)]
+        own = blocks_for(len(sequence.ids)) - len(keys) + self.pool.unheld(keys)
+        others = sum(blocks_for(len(one.ids)) - len(one.blocks) + 1 for one in self.running)
+        return own + others <= self.pool.available
+
+    def _start(self, sequence: Sequence) -> None:
+        """Move a sequence to the running ones with what the prefix cache has of it."""
+        keys = _findable(sequence)
+        sequence.blocks = self.pool.hold(keys[: self.pool.match(keys)])
+        sequence.computed = len(sequence.blocks) * BLOCK_TOKENS
+        self.waiting.remove(sequence)
+        insort(self.running, sequence, key=_order)
+        request = sequence.request
+        if not request.started and sequence.computed:
+            request.cached = {DEVICE_TIER: min(sequence.computed, len(request.plan.prompt_ids))}
+        request.started = True
+
+    def _grow(self, sequence: Sequence, count: int) -> bool:
+        """Blocks for `count` more tokens, taken from the youngest if need be; False if that was the sequence itself."""
+        while len(sequence.blocks) < blocks_for(sequence.computed + count):
+            block = self.pool.allocate()
+            if block is not None:
+                sequence.blocks.append(block)
+                self._fresh.append(block)
+            elif self._preempt_youngest() is sequence:
+                return False
+        return True
+
+    def _preempt_youngest(self) -> Sequence:
+        victim = self.running[-1]
+        self.remove(victim)
+        self.add(victim)
+        self.preemptions += 1
+        return victim
+
+    def _release(self, sequence: Sequence) -> None:
+        self.pool.release(sequence.blocks)
+        sequence.blocks, sequence.computed = [], 0
+
+
+_order = attrgetter("order")
+
+
+def _findable(sequence: Sequence) -> list[bytes]:
+    """Keys worth looking up: at least the last known token is computed, for its logits."""
+    return sequence.keys_up_to(len(sequence.ids) - 1)
+
+
+def _sibling_prefills(request: Request) -> bool:
+    """Whether a choice of the same request computes the prompt they share right now."""
+    prompt = len(request.plan.prompt_ids)
+    return any(one.blocks and one.computed < prompt for one in request.sequences)
