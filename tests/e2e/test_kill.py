@@ -43,9 +43,9 @@ async def test_killing_the_only_worker_ends_the_stream_with_an_error_and_done_wi
     assert answer.error["message"]
     assert answer.done
     assert answer.last_byte_at - killed_at < 3.0
-    refused = httpx.post(
-        f"{mesh.url}/v1/completions", json={"model": mesh.plan.model, "prompt": "x", "stream": True}, timeout=30
-    )
+    body = {"model": mesh.plan.model, "prompt": "x", "stream": True}
+    async with httpx.AsyncClient(timeout=30) as client:
+        refused = await client.post(f"{mesh.url}/v1/completions", json=body)
     assert refused.status_code in (502, 503), "before the first token the status itself must tell"
     assert int(refused.headers["retry-after"]) >= 1
 

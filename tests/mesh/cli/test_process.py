@@ -1,0 +1,121 @@
+"""Processes of the local mesh: watched, restarted, stopped, and never left behind."""
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import psutil
+import pytest
+
+from mesh.cli.plan import MeshPlan, PlanError, Ports, ProcessSpec, processes
+from mesh.cli.process import ManagedProcess, StartFailed
+from mesh.models import DEFAULT_MODEL
+
+Eventually = Callable[..., Awaitable[object]]
+FOREVER = "import signal; print('up', flush=True); signal.pause()"
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("SHOAL_HOME", str(tmp_path))
+    return tmp_path
+
+
+def program(code: str) -> ProcessSpec:
+    return ProcessSpec(role="scheduler", index=0, argv=[sys.executable, "-c", code])
+
+
+async def says_up(spec: ProcessSpec) -> bool:
+    return spec.log.exists() and "up" in spec.log.read_text()
+
+
+async def test_a_process_that_dies_is_started_again(eventually: Eventually) -> None:
+    changes = []
+    process = ManagedProcess(program(FOREVER), says_up, lambda: changes.append(process.phase), restart=True)
+    running = asyncio.ensure_future(process.run())
+    await eventually(process.ready.is_set)
+    first = process.state().pid
+    assert first is not None
+    os.kill(first, signal.SIGKILL)
+    await eventually(lambda: process.restarts == 1 and process.ready.is_set())
+    assert process.state().pid != first
+    await process.stop(5)
+    await running
+    assert process.state().pid is None
+    assert changes[0] == "starting"
+    assert changes[-1] == "stopped"
+
+
+async def test_a_process_that_never_comes_up_fails_with_the_end_of_its_log() -> None:
+    process = ManagedProcess(program("raise SystemExit('no weights here')"), says_up, lambda: None, restart=True)
+    with pytest.raises(StartFailed, match="no weights here"):
+        await process.run()
+
+
+async def test_a_process_that_ignores_sigterm_is_killed_when_its_grace_is_over(eventually: Eventually) -> None:
+    stubborn = f"import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN)\nwhile True: {FOREVER}"
+    process = ManagedProcess(program(stubborn), says_up, lambda: None, restart=True)
+    running = asyncio.ensure_future(process.run())
+    await eventually(process.ready.is_set)
+    pid = process.state().pid
+    assert await process.stop(0.2) is False
+    await running
+    assert not psutil.pid_exists(pid or 0)
+
+
+async def test_stopping_in_the_middle_of_a_back_off_ends_at_once(eventually: Eventually) -> None:
+    once = "import pathlib, sys; print('up', flush=True); import time; time.sleep(0.3)"
+    process = ManagedProcess(program(once), says_up, lambda: None, restart=True)
+    running = asyncio.ensure_future(process.run())
+    await eventually(lambda: process.phase == "restarting")
+    await process.stop(5)
+    async with asyncio.timeout(2):
+        await running
+
+
+SUPERVISOR = """
+import asyncio, sys
+from mesh.cli.plan import ProcessSpec
+from mesh.cli.process import ManagedProcess
+
+async def never(spec): return False
+
+async def main():
+    spec = ProcessSpec(role="worker", index=0, argv=[sys.executable, "-c", "import signal; signal.pause()"])
+    process = ManagedProcess(spec, never, lambda: print(process.state().pid, flush=True), restart=True)
+    await process.run()
+
+asyncio.run(main())
+"""
+
+
+async def test_children_end_when_their_supervisor_is_killed(eventually: Eventually) -> None:
+    with subprocess.Popen([sys.executable, "-c", SUPERVISOR], stdout=subprocess.PIPE, text=True) as supervisor:
+        assert supervisor.stdout is not None
+        child = int(supervisor.stdout.readline())
+        assert psutil.pid_exists(child)
+        supervisor.kill()
+    await eventually(lambda: not psutil.pid_exists(child))
+
+
+def test_a_plan_gives_every_process_ports_of_its_own() -> None:
+    specs = processes(MeshPlan(model=DEFAULT_MODEL, workers=3, gateways=2, schedulers=2))
+    ports = [port for spec in specs for port in spec.ports.values()]
+    assert len(set(ports)) == len(ports)
+    assert [spec.role for spec in specs] == ["valkey"] + ["scheduler"] * 2 + ["worker"] * 3 + ["gateway"] * 2
+    workers = [spec for spec in specs if spec.role == "worker"]
+    assert workers[0].env["SHOAL_SCHEDULERS"].count(",") == 1
+
+
+def test_a_port_in_use_is_passed_over_and_none_left_is_said() -> None:
+    import socket
+
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        assert Ports().from_(port) != port
+    with pytest.raises(PlanError, match="no free port"):
+        Ports().from_(65536)
