@@ -9,8 +9,14 @@ import typer
 from mesh.cli import chat, doctor, down, pull, status, up
 from mesh.cli.problem import Problem
 
+# rich would draw boxes around the help and double the time it takes.
 app = typer.Typer(
-    name="shoal", no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help="An inference mesh."
+    name="shoal",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    help="An inference mesh.",
 )
 app.command("up")(up.command)
 app.command("chat")(chat.command)
