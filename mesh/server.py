@@ -77,9 +77,12 @@ class Server:
     """A grpc.aio server with health and reflection. `services` maps full names to functions that register them."""
 
     def __init__(
-        self, services: Mapping[str, AddService], interceptors: Sequence[grpc.aio.ServerInterceptor] = ()
+        self,
+        services: Mapping[str, AddService],
+        interceptors: Sequence[grpc.aio.ServerInterceptor] = (),
+        in_flight: InFlight | None = None,
     ) -> None:
-        self.in_flight = InFlight()
+        self.in_flight = in_flight or InFlight()
         self._names = tuple(services)
         self._health = health.aio.HealthServicer()
         self._server = grpc.aio.server(interceptors=list(interceptors), options=server_options())

@@ -8,6 +8,10 @@ A server closes a connection that pings more often than it allows, so both ends 
 KEEPALIVE_TIME_MS = 10_000
 KEEPALIVE_TIMEOUT_MS = 5_000
 
+# How soon a lost connection is tried again: gRPC's own 1 s to 120 s would keep a peer that is back waiting for minutes.
+FIRST_RECONNECT_MS = 100
+LONGEST_RECONNECT_MS = 2_000
+
 # Largest message either way. Larger things (KV, weights) travel as streams of parts.
 MAX_MESSAGE_BYTES = 4 * 1024 * 1024
 
@@ -21,6 +25,9 @@ def channel_options() -> ChannelOptions:
         ("grpc.keepalive_timeout_ms", KEEPALIVE_TIMEOUT_MS),
         ("grpc.keepalive_permit_without_calls", 1),
         ("grpc.http2.max_pings_without_data", 0),
+        ("grpc.initial_reconnect_backoff_ms", FIRST_RECONNECT_MS),
+        ("grpc.min_reconnect_backoff_ms", LONGEST_RECONNECT_MS),
+        ("grpc.max_reconnect_backoff_ms", LONGEST_RECONNECT_MS),
         ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
         ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
     )
