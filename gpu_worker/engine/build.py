@@ -3,6 +3,7 @@
 import os
 from pathlib import Path
 
+import msgspec
 import torch
 
 from gpu_worker.engine.admission import Admission
@@ -26,6 +27,8 @@ WARM_UP_TOKENS = 4
 
 def build_engine(config: EngineConfig, progress: Progress) -> Engine:
     """Load the model, size the pool, wire the parts. Raises LoadError, or InvalidRequest if there is no such model."""
+    if config.device == "auto":
+        config = msgspec.structs.replace(config, device="cuda" if torch.cuda.is_available() else "cpu")
     if config.threads or config.device == "cpu":
         torch.set_num_threads(config.threads or os.cpu_count() or 1)
     folder = find(config.model)

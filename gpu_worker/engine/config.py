@@ -10,7 +10,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     model: str  # a pulled name or a folder's path (mesh.models.find)
     kind: Literal["torch"] = "torch"
-    device: str = "cpu"  # "cpu", "cuda" or "cuda:N"
+    device: str = "cpu"  # "auto" (CUDA where there is one, else the CPU), "cpu", "cuda" or "cuda:N"
     precision: Literal["fp32", "bf16"] = "fp32"
     kv_bytes: int = 0  # size of the KV pool; 0 = kv_share of the device's free memory
     kv_share: float = 0.25

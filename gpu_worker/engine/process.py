@@ -40,7 +40,8 @@ LOADING_STEP = 0.02  # report loading no more finely than this
 
 def run(conn: Connection, config: EngineConfig) -> None:
     """Load, prove, serve until Shutdown or the worker's end. The target of a spawned process."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the worker decides when we stop
+    for number in (signal.SIGINT, signal.SIGTERM):  # they may reach the whole group; the worker decides when we stop
+        signal.signal(number, signal.SIG_IGN)
     try:
         _run(_Port(conn), config)
     except (EOFError, BrokenPipeError, ConnectionResetError):
