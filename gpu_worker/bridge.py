@@ -1,0 +1,249 @@
+"""The one place where asyncio meets the engine process: starts it, talks to it, and routes what it says.
+
+Two threads do the blocking reads and writes of the connection, so neither a stopped engine nor a large message holds
+the event loop. The process's end is the one failure there is: every open stream then ends with Unavailable without a
+cause, which sends its request to another worker, and `lost` is set.
+"""
+
+import asyncio
+import logging
+import multiprocessing
+import time
+from collections.abc import AsyncIterator, Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from multiprocessing.context import SpawnProcess
+
+from gpu_worker.engine import messages, process
+from gpu_worker.engine.api import EngineInfo, EngineLoad, Plan, StepResult
+from gpu_worker.engine.config import EngineConfig
+from gpu_worker.pulse import Pulse
+from gpu_worker.streams import EventStream
+from mesh.errors import AlreadyExists, Superseded, Unavailable
+
+# Commands on their way to an engine that is in a step. New requests are refused at half of it.
+COMMANDS = 4096
+# After Shutdown: seconds until the process is killed.
+SHUTDOWN_S = 2.0
+
+log = logging.getLogger("shoal.bridge")
+
+
+@dataclass(frozen=True, slots=True)
+class Listeners:
+    """Who hears what the engine says besides the streams. Called on the event loop; must not wait."""
+
+    loading: Callable[[float, str], None]  # fraction done, what is being done
+    stepped: Callable[[StepResult], None]
+    cached: Callable[[list[bytes]], None]  # chain keys of all cached blocks, once after loading
+
+
+class Bridge:
+    """The engine, as the event loop sees it. Made by `engine_process`."""
+
+    def __init__(self, connection: Connection, child: SpawnProcess, pulse: Pulse, listeners: Listeners) -> None:
+        self.info: EngineInfo | None = None
+        self.load: EngineLoad | None = None
+        self.lost = asyncio.Event()
+        self.pulse = pulse
+        self._connection = connection
+        self._child = child
+        self._listeners = listeners
+        self._ready = asyncio.Event()  # set by Ready, or by the loss
+        self._why = ""
+        self._streams: dict[str, EventStream] = {}
+        self._commands: asyncio.Queue[messages.Command] = asyncio.Queue(COMMANDS)
+
+    @property
+    def pid(self) -> int | None:
+        """The engine process's id."""
+        return self._child.pid
+
+    async def ready(self) -> EngineInfo | None:
+        """Wait until the engine has made a real token; None if it never will."""
+        await self._ready.wait()
+        return self.info
+
+    @property
+    def why_lost(self) -> str:
+        """Why `lost` is set, for the log."""
+        return self._why
+
+    def well(self) -> bool:
+        """Loaded, there, and no step overdue."""
+        return self.info is not None and not self.lost.is_set() and self.pulse.well(time.monotonic())
+
+    def running(self) -> frozenset[tuple[str, int]]:
+        """(request_id, attempt) of all that runs or waits here, on either side of the border."""
+        engine = self.load.running if self.load is not None else []
+        return frozenset(engine) | {(stream.request_id, stream.attempt) for stream in self._streams.values()}
+
+    def holds(self, stream: EventStream) -> bool:
+        """Whether the engine is known to have taken the attempt in."""
+        return self.load is not None and (stream.request_id, stream.attempt) in self.load.running
+
+    @asynccontextmanager
+    async def generation(self, plan: Plan) -> AsyncIterator[EventStream]:
+        """Run `plan`; leaving the block frees what is left of it, however it was left.
+
+        Raises Unavailable (not ready, overdue or lost) or AlreadyExists. A newer attempt ends the older one's stream
+        with Superseded. What the engine refuses is raised by the stream.
+        """
+        stream = self._begin(plan)
+        try:
+            yield stream
+        finally:
+            if self._streams.get(plan.request_id) is stream:
+                del self._streams[plan.request_id]
+                self._free(stream)
+
+    def _begin(self, plan: Plan) -> EventStream:
+        if not self.well() or self._commands.qsize() > COMMANDS // 2:
+            raise Unavailable("the engine is not ready or a step is overdue", code="not_ready", retry_after_s=1)
+        older = self._streams.get(plan.request_id)
+        if older is not None and older.attempt >= plan.attempt:
+            raise AlreadyExists(f"attempt {older.attempt} of this request runs here")
+        if older is not None:
+            self._free(older)
+            older.fail(Superseded(f"attempt {plan.attempt} took over"))
+        stream = self._streams[plan.request_id] = EventStream(plan)
+        self._send(messages.Submit(plan))
+        return stream
+
+    def _free(self, stream: EventStream) -> None:
+        if stream.open_choices:
+            self._send(messages.Abort(stream.request_id, stream.attempt))
+
+    def stop_choice(self, request_id: str, attempt: int, choice: int, keep_tokens: int) -> None:
+        """End one choice with STOP, its output counted as `keep_tokens`. What is not running is ignored."""
+        stream = self._streams.get(request_id)
+        if stream is not None and stream.attempt == attempt and choice in stream.open_choices:
+            self._send(messages.StopChoice(request_id, attempt, choice, keep_tokens))
+
+    def park(self, request_id: str, attempt: int, reason: str) -> None:
+        """End the attempt's choices with PARKED. What is not running is ignored."""
+        stream = self._streams.get(request_id)
+        if stream is not None and stream.attempt == attempt and stream.open_choices:
+            log.info("parking %s, attempt %d: %s", request_id, attempt, reason)
+            self._send(messages.Park(request_id, attempt))
+
+    def park_all(self, reason: str) -> None:
+        """Park everything that runs or waits here."""
+        for stream in list(self._streams.values()):
+            self.park(stream.request_id, stream.attempt, reason)
+
+    def give_up(self, why: str) -> None:
+        """Kill the engine process; `lost` follows."""
+        self._why = self._why or why
+        self._child.kill()
+
+    def _send(self, command: messages.Command) -> None:
+        if self.lost.is_set():
+            return
+        try:
+            self._commands.put_nowait(command)
+        except asyncio.QueueFull:
+            self.give_up(f"{COMMANDS} commands wait: it takes none")
+            return
+        self.pulse.owe(time.monotonic())
+
+    async def shut_down(self, reader: asyncio.Task[None]) -> None:
+        """Let the process end, within SHUTDOWN_S by itself. What still runs is lost."""
+        if self.info is not None:  # while it loads it hears nothing
+            self._send(messages.Shutdown())
+            await asyncio.wait([reader], timeout=SHUTDOWN_S)
+        if not reader.done():
+            self._child.kill()
+            await asyncio.wait([reader])
+
+    async def read(self) -> None:
+        """Until the process ends."""
+        loop = asyncio.get_running_loop()
+        with ThreadPoolExecutor(1, thread_name_prefix="engine-reader") as thread:
+            while (report := await loop.run_in_executor(thread, self._receive)) is not None:
+                self._hear(report)
+            await loop.run_in_executor(thread, self._child.join, SHUTDOWN_S)
+        self._lose()
+
+    async def write(self) -> None:
+        """Until cancelled."""
+        loop = asyncio.get_running_loop()
+        with ThreadPoolExecutor(1, thread_name_prefix="engine-writer") as thread:
+            while True:
+                command = await self._commands.get()
+                await loop.run_in_executor(thread, self._transmit, command)
+
+    def _receive(self) -> messages.Report | None:
+        try:
+            return messages.decode_report(self._connection.recv_bytes())
+        except (EOFError, OSError):
+            return None
+
+    def _transmit(self, command: messages.Command) -> None:
+        try:
+            self._connection.send_bytes(messages.encode(command))
+        except OSError:
+            log.debug("the engine is gone; the reader tells")
+
+    def _hear(self, report: messages.Report) -> None:
+        match report:
+            case messages.StepDone(result):
+                self._stepped(result)
+            case messages.Rejected():
+                stream = self._streams.get(report.request_id)
+                if stream is not None and stream.attempt == report.attempt:
+                    stream.fail(report.error())
+            case messages.Loading(fraction, what):
+                self._listeners.loading(fraction, what)
+            case messages.Ready(info):
+                self.info = info
+                self._send(messages.BlockKeys())
+                self._ready.set()
+            case messages.Snapshot(keys):
+                self._listeners.cached(keys)
+            case messages.Fatal(message):
+                self._why = message
+        if isinstance(report, messages.StepDone | messages.Rejected | messages.Snapshot):
+            self._answered()
+
+    def _stepped(self, result: StepResult) -> None:
+        self.load = result.load
+        for event in result.events:
+            stream = self._streams.get(event.request_id)
+            if stream is not None and stream.attempt == event.attempt:
+                stream.put(event)
+        self._listeners.stepped(result)
+
+    def _answered(self) -> None:
+        busy = bool(self.load is not None and self.load.running) or any(s.open_choices for s in self._streams.values())
+        median_s = self.load.median_step_ms / 1000 if self.load is not None else 0.0
+        self.pulse.answer(time.monotonic(), more=busy, median_step_s=median_s)
+
+    def _lose(self) -> None:
+        self._why = self._why or f"the engine process ended with exit code {self._child.exitcode}"
+        self.lost.set()
+        self._ready.set()
+        for stream in self._streams.values():
+            stream.fail(Unavailable("the engine process ended"))
+
+
+@asynccontextmanager
+async def engine_process(config: EngineConfig, pulse: Pulse, listeners: Listeners) -> AsyncIterator[Bridge]:
+    """Start the engine's process and end it with the block."""
+    context = multiprocessing.get_context("spawn")
+    ours, theirs = context.Pipe()
+    child = context.Process(target=process.run, args=(theirs, config), name="shoal-engine", daemon=True)
+    child.start()
+    theirs.close()  # so that the end of the process is the end of the connection
+    bridge = Bridge(ours, child, pulse, listeners)
+    async with asyncio.TaskGroup() as tasks:
+        reader = tasks.create_task(bridge.read())
+        writer = tasks.create_task(bridge.write())
+        try:
+            yield bridge
+        finally:
+            await bridge.shut_down(reader)
+            writer.cancel()
+    ours.close()

@@ -1,0 +1,74 @@
+"""What Prometheus is told of a worker: shoal_worker_*."""
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+
+from gpu_worker.engine.api import AcceptedEvent, EngineLoad, FinishedEvent, StepResult, TokensEvent
+from mesh.telemetry import milliseconds
+
+_STEP_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 10)
+
+
+class WorkerMetrics:
+    """Counts what steps did and how requests ended."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        def gauge(name: str, what: str, labels: tuple[str, ...] = ()) -> Gauge:
+            return Gauge(f"shoal_worker_{name}", what, labels, registry=registry)
+
+        def counter(name: str, what: str, labels: tuple[str, ...] = ()) -> Counter:
+            return Counter(f"shoal_worker_{name}", what, labels, registry=registry)
+
+        self._tokens = counter("tokens", "Tokens: prompt (computed), cached, generated, recomputed.", ("kind",))
+        self._requests = counter("requests", "Attempts by how they ended.", ("outcome",))
+        self._preemptions = counter("preemptions", "Sequences set back to make room.")
+        self._sequences = gauge("sequences", "Choices that run in steps or wait for a place.", ("state",))
+        self._blocks = gauge("blocks", "KV blocks: free + cached + used = total.", ("state",))
+        self._queued = gauge("queued_prefill_tokens", "Prompt tokens accepted and not yet computed.")
+        self._up = gauge("engine_up", "1 while the engine is loaded and no step is overdue.")
+        self._step = Histogram(
+            "shoal_worker_step_seconds", "Duration of a step.", registry=registry, buckets=_STEP_BUCKETS
+        )
+        self._first_token = Histogram(
+            "shoal_worker_first_token_seconds",
+            "From the call to its first token.",
+            registry=registry,
+            buckets=milliseconds(),
+        )
+        self._preempted = 0
+
+    def up(self, well: bool) -> None:
+        """Whether the engine is well."""
+        self._up.set(well)
+
+    def stepped(self, result: StepResult) -> None:
+        """The engine completed a step."""
+        self._step.observe(result.duration_ms / 1000)
+        self._tokens.labels("prompt").inc(result.prefill_tokens)
+        for event in result.events:
+            match event:
+                case AcceptedEvent():
+                    self._tokens.labels("cached").inc(sum(event.cached.values()))
+                case TokensEvent():
+                    self._tokens.labels("generated").inc(len(event.ids))
+                case FinishedEvent() if event.last:
+                    self._tokens.labels("recomputed").inc(event.usage.recomputed_tokens)
+        self._show(result.load)
+
+    def _show(self, load: EngineLoad) -> None:
+        self._preemptions.inc(max(0, load.preemptions - self._preempted))
+        self._preempted = load.preemptions
+        self._queued.set(load.queued_prefill_tokens)
+        self._sequences.labels("running").set(load.running_sequences)
+        self._sequences.labels("waiting").set(load.waiting_sequences)
+        self._blocks.labels("free").set(load.free_blocks)
+        self._blocks.labels("cached").set(load.cached_blocks)
+        self._blocks.labels("used").set(load.used_blocks)
+        self._blocks.labels("total").set(load.total_blocks)
+
+    def first_token(self, seconds: float) -> None:
+        """An attempt's first token came `seconds` after the call."""
+        self._first_token.observe(seconds)
+
+    def ended(self, outcome: str) -> None:
+        """An attempt ended."""
+        self._requests.labels(outcome).inc()

@@ -1,0 +1,91 @@
+"""What one attempt's span and metrics say of it in the end, however it ended."""
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from opentelemetry import trace
+
+from gpu_worker.engine.api import AcceptedEvent, Event, FinishedEvent, Plan, TokensEvent
+from gpu_worker.metrics import WorkerMetrics
+from mesh.errors import ShoalError
+
+# Until the attempt says otherwise: a client's cancel or deadline gives the handler no other chance to say it.
+CANCELLED = "cancelled"
+
+
+class Record:
+    """Fills in as events pass."""
+
+    def __init__(self, plan: Plan, metrics: WorkerMetrics) -> None:
+        self._metrics = metrics
+        self._began = time.monotonic()
+        self._prompt_tokens = len(plan.prompt_ids)
+        self._output_tokens = 0
+        self._cached_tokens = 0
+        self._queue_ms: int | None = None
+        self._first_token_ms: int | None = None
+        self.outcome = CANCELLED
+
+    @property
+    def accepted(self) -> bool:
+        """Whether it got its place in a step."""
+        return self._queue_ms is not None
+
+    @property
+    def started(self) -> bool:
+        """Whether a token has come."""
+        return self._first_token_ms is not None
+
+    def note(self, event: Event) -> None:
+        """`event` is about to be sent."""
+        match event:
+            case AcceptedEvent():
+                self._queue_ms = event.queue_ms
+                self._cached_tokens = sum(event.cached.values())
+            case TokensEvent():
+                self._output_tokens += len(event.ids)
+                self._first()
+            case FinishedEvent() if event.last:
+                self._output_tokens = event.usage.completion_tokens
+                self.outcome = event.reason.name.lower()
+
+    def _first(self) -> None:
+        if self._first_token_ms is None:
+            waited_s = time.monotonic() - self._began
+            self._first_token_ms = round(waited_s * 1000)
+            self._metrics.first_token(waited_s)
+
+    def attributes(self) -> dict[str, str | int]:
+        """For the span."""
+        found: dict[str, str | int | None] = {
+            "gen_ai.usage.input_tokens": self._prompt_tokens,
+            "gen_ai.usage.output_tokens": self._output_tokens,
+            "shoal.cached_tokens": self._cached_tokens,
+            "shoal.queue_ms": self._queue_ms,
+            "shoal.first_token_ms": self._first_token_ms,
+            "shoal.finish": self.outcome,
+        }
+        return {name: value for name, value in found.items() if value is not None}
+
+
+@contextmanager
+def recorded(plan: Plan, worker_id: str, model: str, metrics: WorkerMetrics) -> Iterator[Record]:
+    """Around an attempt: the current span and the metrics learn how it went. An error names itself as the outcome."""
+    span = trace.get_current_span()
+    record = Record(plan, metrics)
+    span.set_attributes({
+        "gen_ai.request.model": model,
+        "shoal.attempt": plan.attempt,
+        "shoal.worker": worker_id,
+        "shoal.finish": CANCELLED,
+    })  # fmt: skip
+    try:
+        yield record
+    except ShoalError as error:
+        record.outcome = error.code or type(error).__name__.lower()
+        raise
+    finally:
+        if span.is_recording():  # a call cut while it sent has closed its span already
+            span.set_attributes(record.attributes())
+        metrics.ended(record.outcome)

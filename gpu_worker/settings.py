@@ -1,0 +1,99 @@
+"""A worker's settings: its engine's (fields named as in EngineConfig) and those of the process around it."""
+
+import secrets
+import socket
+from typing import Annotated, ClassVar, Literal
+
+from pydantic import BeforeValidator, ByteSize, Field
+
+from gpu_worker.engine.config import EngineConfig
+from mesh.settings import ModelSettings
+
+_DEFAULTS = EngineConfig(model="")
+# A name that means every interface says nothing about where peers should call.
+_ANY_HOST = ("0.0.0.0", "::", "[::]")
+
+
+class WorkerSettings(ModelSettings):
+    """What gpu_worker reads from SHOAL_WORKER_*."""
+
+    service: ClassVar[str] = "WORKER"
+
+    port: int = Field(50071, ge=0, le=65535, description="gRPC port. 0 = any free port.")
+    worker_id: str = Field(
+        "",
+        max_length=64,
+        description="Identity in the mesh, unique per process start. Empty = this machine's name and random digits.",
+    )
+    pool: str = Field("default", description="Pool of workers to belong to; requests name one.")
+    fault_domain: str = Field("", description="Host, rack or zone that fails together. Empty = this machine's name.")
+
+    kind: Literal["torch"] = Field("torch", description="Which engine runs the model.")
+    device: Annotated[str, BeforeValidator(str.strip)] = Field(
+        "auto",
+        pattern=r"^(auto|cpu|cuda(:\d+)?)$",
+        description="auto = the first CUDA device, or the CPU where there is none; or cpu, cuda, cuda:N.",
+    )
+    precision: Literal["fp32", "bf16"] = Field(_DEFAULTS.precision, description="Number format of weights and KV.")
+    kv_bytes: ByteSize = Field(
+        ByteSize(_DEFAULTS.kv_bytes),
+        ge=0,
+        description="Size of the KV pool, e.g. 512MiB. 0 = kv_share of the device's free memory.",
+    )
+    kv_share: float = Field(
+        _DEFAULTS.kv_share, gt=0, lt=1, description="Share of the device's free memory for KV where kv_bytes is 0."
+    )
+    context_tokens: int = Field(
+        _DEFAULTS.context_tokens, ge=0, description="Upper limit of prompt and output together. 0 = the model's own."
+    )
+    max_sequences: int = Field(_DEFAULTS.max_sequences, ge=1, description="Most choices that run in one step.")
+    prefill_chunk: int = Field(
+        _DEFAULTS.prefill_chunk,
+        ge=1,
+        description="Most prompt tokens a step computes, over all sequences. Smaller = steadier streams.",
+    )
+    max_waiting_tokens: int = Field(
+        _DEFAULTS.max_waiting_tokens,
+        ge=1,
+        description="Prompt tokens that may wait for a place in a step; more are refused, to be placed elsewhere.",
+    )
+    max_waiting_sequences: int = Field(
+        _DEFAULTS.max_waiting_sequences, ge=1, description="Choices that may wait for a place in a step."
+    )
+    expected_growth: float = Field(
+        _DEFAULTS.expected_growth,
+        ge=0,
+        le=1,
+        description="Share of max_tokens that admission reckons each choice will use.",
+    )
+    threads: int = Field(_DEFAULTS.threads, ge=0, description="Threads of the engine's matrix work. 0 = one per core.")
+
+    overdue_s: float = Field(
+        1.5,
+        gt=0,
+        description="With work and no step for this long (or 20 median steps, if longer) the worker is not ready.",
+    )
+    hang_exit_s: float = Field(
+        60.0, gt=0, description="Overdue for this long, the process ends with an error so that it is started anew."
+    )
+    park_s: float = Field(
+        3.0, ge=0, description="Last part of drain_s: what still runs is given up in good order, to go on elsewhere."
+    )
+
+    def engine(self) -> EngineConfig:
+        """What the engine process is told."""
+        return EngineConfig(**{name: getattr(self, name) for name in EngineConfig.__struct_fields__})
+
+    def identity(self) -> str:
+        """The worker's id: as set, or a fresh one. Call once per process."""
+        return self.worker_id or f"{machine()[:48]}-{secrets.token_hex(4)}"
+
+    def advertised(self, port: int) -> str:
+        """host:port by which gateways reach this process."""
+        host = self.advertise_host or (machine() if self.host in _ANY_HOST else self.host)
+        return f"[{host}]:{port}" if ":" in host and not host.startswith("[") else f"{host}:{port}"
+
+
+def machine() -> str:
+    """This machine's name."""
+    return socket.gethostname()
