@@ -12,8 +12,8 @@
     max_priority = "normal"          # high, normal (default) or batch
     kv_group = "acme-staging"        # optional: tenants of one group share cached KV; default: nobody shares
 
-Keys are stored as SHA-256 and looked up by it, so the file gives no key away and the time of a look-up says nothing about
-how much of a guess was right. A key is a long random text (`new_key`), for which a fast hash is enough.
+Keys are stored as SHA-256 and looked up by it, so the file gives no key away and the time of a look-up says nothing
+about how much of a guess was right. A key is a long random text (`new_key`), for which a fast hash is enough.
 """
 
 import hashlib

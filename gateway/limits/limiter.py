@@ -14,7 +14,7 @@ from typing import Self
 
 from prometheus_client import CollectorRegistry, Counter
 
-from gateway.limits.bucket import US, Bucket, Clock, Rules, give, take
+from gateway.limits.bucket import Bucket, Clock, Rules, give, take
 from gateway.limits.redis_buckets import BucketsUnavailable, RedisBuckets
 from gateway.tenants import Tenant
 from mesh.errors import InvalidRequest, QuotaExceeded
@@ -45,7 +45,7 @@ class LocalBuckets:
 
 
 def _clock() -> Clock:
-    now_us = time.monotonic_ns() * US // 1_000_000_000
+    now_us = time.monotonic_ns() // 1000
     return Clock("local", now_us, now_us)
 
 

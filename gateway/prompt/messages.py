@@ -1,11 +1,11 @@
 """A conversation in one shape, and the one place that says which shapes are taken.
 
-Both front doors hand in OpenAI's JSON shape as plain Python (`RawMessage`); what leaves is complete: `content` is always
-text, never None, so that no template can print "None". The rules:
+Both front doors hand in OpenAI's JSON shape as plain Python (`RawMessage`); what leaves is complete: `content` is
+always text, never None, so that no template can print "None". The rules:
 
-- Content may be text or a list of text parts, which are joined as they are. Absent, null and [] mean "" for an assistant
-  (it may only have called tools) and for a tool (it may have returned nothing). A user or system turn must have content,
-  which may be "".
+- Content may be text or a list of text parts, which are joined as they are. Absent, null and [] mean "" for an
+  assistant (it may only have called tools) and for a tool (it may have returned nothing). A user or system turn must
+  have content, which may be "".
 - `tool_calls` belongs to assistants; absent, null and [] are the same.
 - A tool turn answers a call of an earlier assistant turn, named by `tool_call_id`.
 - "developer" is taken as "system". Any other role, part or type is refused with the path of what is wrong.

@@ -44,24 +44,22 @@ class ChoiceText:
 
     def push(self, ids: Sequence[int]) -> Piece:
         """The text that `ids` make safe to deliver: whole characters, no part of a stop."""
-        if self._stopped:
-            return self._piece("")
         if self._watcher is None:
             self._tokens += len(ids)
             return self._piece(self._detokenizer.push(ids))
         delivered = []
         for token in ids:
-            self._tokens += 1
-            delivered.append(self._watch(self._detokenizer.push((token,))))
             if self._stopped:
                 break
+            self._tokens += 1
+            delivered.append(self._watch(self._detokenizer.push((token,))))
         return self._piece("".join(delivered))
 
     def finish(self) -> Piece:
         """The choice has ended: what is still held, unless its last character completes a stop."""
-        if self._stopped:
-            return self._piece("")
-        text = self._watch(self._detokenizer.finish())
+        text = ""
+        if not self._stopped:
+            text = self._watch(self._detokenizer.finish())
         if self._watcher is not None and not self._stopped:
             text += self._watcher.finish()
         return self._piece(text)
