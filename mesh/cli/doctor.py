@@ -38,11 +38,11 @@ def command(json: Json = False) -> None:
 
 def examine() -> "Iterator[Finding]":
     """Every check, in the order in which a mesh would stumble."""
-    from mesh.cli import machine
+    from mesh.cli import dependencies, machine
     from mesh.models import cache_dir
 
     yield machine.python()
-    yield from machine.dependencies()
+    yield from dependencies.findings()
     yield machine.memory()
     yield machine.disk(cache_dir())
     yield machine.cores()

@@ -1,14 +1,11 @@
 """What `shoal doctor` asks of a machine. Each check looks at one thing and says what to do about it."""
 
-import importlib
-import importlib.metadata
 import os
 import re
 import shutil
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -18,7 +15,6 @@ MIB = 1024 * 1024
 MEMORY_NEEDED = 1024 * MIB  # a worker with the default model, a gateway, a scheduler
 MEMORY_COMFORT = 2048 * MIB
 MODEL_DISK = 300 * MIB  # wheel, model and room to unpack
-SERVICE_EXTRAS = ("mesh", "gateway", "scheduler", "worker", "cli")
 PROBE_TIMEOUT_S = 5.0
 TESTED_PYTHON = (3, 11)
 INSTALL = "run `make up` in the checkout, or install shoal[all]"
@@ -42,71 +38,6 @@ def python() -> Finding:
         tested = ".".join(map(str, TESTED_PYTHON))
         return Finding("python", "warn", version, f"tested with {tested}: make the virtual environment with that")
     return Finding("python", "ok", f"{version} in {sys.prefix}")
-
-
-def dependencies() -> Iterator[Finding]:
-    """One finding for each distribution that is missing, broken or not the tested version; one for all the others."""
-    tested = tested_versions()
-    modules = _module_by_distribution()
-    fine = 0
-    for name in required_distributions():
-        finding = _dependency(name, modules.get(_canonical(name)), tested.get(_canonical(name)))
-        if finding is None:
-            fine += 1
-        else:
-            yield finding
-    yield Finding("dependencies", "ok", f"{fine} importable{', at the tested versions' if tested else ''}")
-
-
-def required_distributions() -> list[str]:
-    """Names that Shoal's own metadata requires for running the services."""
-    wanted = []
-    for line in importlib.metadata.requires("shoal") or ():
-        name = re.match(r"[A-Za-z0-9._-]+", line)
-        extra = re.search(r"extra\s*==\s*['\"]([^'\"]+)", line)
-        if name and name[0] != "shoal" and (extra is None or extra[1] in SERVICE_EXTRAS):
-            wanted.append(name[0])
-    return sorted(set(wanted))
-
-
-def tested_versions() -> dict[str, str]:
-    """From constraints.txt of a checkout, by canonical name; empty for an installation without one."""
-    path = Path(__file__).resolve().parents[2] / "constraints.txt"
-    if not path.is_file():
-        return {}
-    pins = re.findall(r"^([A-Za-z0-9._-]+)==([^\s;#]+)", path.read_text(), flags=re.MULTILINE)
-    return {_canonical(name): version for name, version in pins}
-
-
-def _dependency(name: str, module: str | None, tested: str | None) -> Finding | None:
-    try:
-        version = importlib.metadata.version(name)
-        if module is not None:
-            importlib.import_module(module)
-    except importlib.metadata.PackageNotFoundError:
-        return Finding(name, "fail", "not installed", INSTALL)
-    except (ImportError, OSError) as error:  # OSError: a shared library that does not load
-        return Finding(name, "fail", f"{version} cannot be imported: {error}", f"install {name} again")
-    if tested is not None and version.partition("+")[0] != tested.partition("+")[0]:
-        return Finding(name, "warn", version, f"tested with {tested}: pip install {name}=={tested}")
-    return None
-
-
-def _module_by_distribution() -> dict[str, str]:
-    """One importable module of each distribution: its namesake if it has one. That is enough to tell that it loads."""
-    found: dict[str, set[str]] = {}
-    for module, names in importlib.metadata.packages_distributions().items():
-        for name in names:
-            if module.isidentifier() and not module.startswith("_"):
-                found.setdefault(_canonical(name), set()).add(module)
-    return {
-        name: namesake if (namesake := name.replace("-", "_")) in modules else min(modules)
-        for name, modules in found.items()
-    }
-
-
-def _canonical(name: str) -> str:
-    return re.sub(r"[-_.]+", "-", name).lower()
 
 
 def memory() -> Finding:

@@ -1,0 +1,151 @@
+"""`shoal chat` against a real gRPC server that plays the gateway."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import grpc
+import pytest
+from grpc_status import rpc_status
+from typer.testing import CliRunner
+
+from mesh.cli.main import app
+from mesh.cli.problem import Problem
+from mesh.errors import InvalidRequest, Overloaded, ShoalError, status_of
+from shoal.gateway.v1 import gateway_pb2 as pb
+from shoal.gateway.v1 import gateway_pb2_grpc as rpc
+from shoal.types.v1 import types_pb2
+
+
+class EchoGateway(rpc.InferenceServiceServicer):
+    """Answers "echo: " and the last turn's text. `hang on` starts an answer that never ends."""
+
+    def __init__(self) -> None:
+        self.requests: list[pb.ChatRequest] = []
+        self.refuse: ShoalError | None = None
+        self.hang_ended = threading.Event()
+
+    def Chat(self, request: pb.ChatRequest, context: grpc.ServicerContext) -> Iterator[pb.GenerateResponse]:
+        self.requests.append(request)
+        if self.refuse is not None:
+            refuse, self.refuse = self.refuse, None
+            context.abort_with_status(rpc_status.to_status(status_of(refuse)))
+        said = request.messages[-1].content
+        yield pb.GenerateResponse(started=pb.Started(model=request.model))
+        yield pb.GenerateResponse(delta=pb.Delta(text="echo: "))
+        if said == "hang on":
+            context.add_callback(self.hang_ended.set)
+            self.hang_ended.wait(30)
+            return
+        yield pb.GenerateResponse(delta=pb.Delta(text=said))
+        yield pb.GenerateResponse(finished=pb.ChoiceFinished(reason=types_pb2.FINISH_REASON_STOP))
+        yield pb.GenerateResponse(completed=pb.Completed())
+
+    def ListModels(self, request: pb.ListModelsRequest, context: grpc.ServicerContext) -> pb.ListModelsResponse:
+        return pb.ListModelsResponse(models=[pb.Model(name="tiny", workers=1)])
+
+    def turns(self) -> list[list[tuple[str, str]]]:
+        return [[(m.role, m.content) for m in request.messages] for request in self.requests]
+
+
+@pytest.fixture
+def gateway() -> EchoGateway:
+    return EchoGateway()
+
+
+@pytest.fixture
+def address(gateway: EchoGateway) -> Iterator[str]:
+    server = grpc.server(ThreadPoolExecutor(4))
+    rpc.add_InferenceServiceServicer_to_server(gateway, server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+    yield f"127.0.0.1:{port}"
+    server.stop(0).wait()
+
+
+def chat(*arguments: str, typed: str = ""):
+    return CliRunner().invoke(app, ["chat", *arguments], input=typed, catch_exceptions=True)
+
+
+def test_a_question_gets_its_answer_as_plain_text_away_from_a_terminal(gateway, address):
+    result = chat("**hello**", "--grpc", address)
+    assert (result.exit_code, result.stdout) == (0, "echo: **hello**\n")
+    assert gateway.requests[0].model == "tiny"
+
+
+def test_options_travel_with_the_question(gateway, address):
+    options = ["--temperature", "0", "--max-tokens", "9", "--seed", "7", "--system", "be brief", "--model", "other"]
+    assert chat("hi", "--url", f"http://{address}/", *options).exit_code == 0
+    request = gateway.requests[0]
+    sampling = request.options.sampling
+    assert sampling.HasField("temperature")
+    assert (sampling.temperature, sampling.max_tokens, sampling.seed, request.model) == (0, 9, 7, "other")
+    assert gateway.turns() == [[("system", "be brief"), ("user", "hi")]]
+
+
+def test_options_that_were_not_given_are_not_sent(gateway, address):
+    chat("hi", "--grpc", address)
+    assert gateway.requests[0].options.sampling == types_pb2.SamplingParams()
+
+
+def test_a_conversation_remembers_its_turns_until_reset(gateway, address):
+    result = chat("--grpc", address, "--system", "S", typed="one\n\ntwo\n/reset\nthree\n/exit\nnever\n")
+    assert result.exit_code == 0
+    start = ("system", "S")
+    assert gateway.turns() == [
+        [start, ("user", "one")],
+        [start, ("user", "one"), ("assistant", "echo: one"), ("user", "two")],
+        [start, ("user", "three")],
+    ]
+
+
+def test_a_refused_question_ends_neither_the_conversation_nor_enters_it(gateway, address):
+    gateway.refuse = Overloaded("the queue is full", retry_after_s=3)
+    result = chat("--grpc", address, typed="one\ntwo\n")
+    assert "the queue is full (try again in 3 s)" in result.stdout
+    assert gateway.turns() == [[("user", "one")], [("user", "two")]]
+
+
+def test_a_refused_single_question_is_a_problem_that_names_the_field(gateway, address):
+    gateway.refuse = InvalidRequest("too many tokens", field="messages")
+    error = chat("one", "--grpc", address).exception
+    assert isinstance(error, Problem)
+    assert (error.message, error.advice) == ("too many tokens", "(change messages)")
+
+
+def test_without_a_mesh_chat_says_how_to_start_one(home):
+    error = chat("hi").exception
+    assert isinstance(error, Problem)
+    assert error.message == "no mesh is running"
+    assert "shoal up" in error.advice
+
+
+def test_a_gateway_that_does_not_answer_is_named():
+    error = chat("hi", "--grpc", "127.0.0.1:1").exception
+    assert isinstance(error, Problem)
+    assert "no gateway answers at 127.0.0.1:1" in error.message
+
+
+def test_ctrl_c_stops_the_answer_and_not_the_program(gateway, address, home):
+    process = subprocess.Popen(
+        [sys.executable, "-u", "-m", "mesh.cli.main", "chat", "--grpc", address],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env=os.environ | {"SHOAL_HOME": str(home)},
+    )
+    assert process.stdin is not None
+    assert process.stdout is not None
+    process.stdin.write("hang on\n")
+    process.stdin.flush()
+    assert process.stdout.read(len("echo: ")) == "echo: "
+    process.send_signal(signal.SIGINT)
+    assert gateway.hang_ended.wait(10)
+    rest, _ = process.communicate("still there\n", timeout=20)
+    assert process.returncode == 0
+    assert rest.splitlines() == ["", "(stopped)", "echo: still there"]
+    assert gateway.turns()[-1] == [("user", "still there")]
