@@ -1,0 +1,1 @@
+"""Who runs where, and when: the queue, placement and leases of the mesh. Never sees a token."""

@@ -1,0 +1,202 @@
+"""Which worker: the one that would give the first token soonest.
+
+    expected ms = (queued prefill + charges not yet reported + uncached prefill) / prefill rate
+                  + fetch time of what lies at slower tiers + one step
+
+after credit for the leading blocks that the worker holds. Workers within `tie_ms` of the best are equal: the session's
+own worker goes first among them, then the least loaded. Only workers with room are weighed: queued prefill under
+`room_prefill_ms`, and uncommitted blocks (free + cached, less what running requests may still grow into) that cover
+prompt and expected output. A worker outside the fault domains in which the request failed is preferred to one inside.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mesh.blocks import BLOCK_TOKENS
+from mesh.errors import InvalidRequest
+from scheduler.demand import Demand, Pins
+from scheduler.prefixes import Tier
+from scheduler.registry import Mask, Registry
+
+Floats = NDArray[np.float64]
+LEAST_TIME, LEAST_LOADED, AFFINITY = "least expected time", "least loaded of equals", "session affinity"
+TOP = 3
+
+
+@dataclass(frozen=True, slots=True)
+class PlacementPolicy:
+    """`default_prefill_tokens_per_s` stands in until a worker has measured its rate."""
+
+    room_prefill_ms: float = 300.0
+    look_ahead_sequences: int = 4
+    tie_ms: float = 10.0
+    stale_s: float = 3.0
+    default_prefill_tokens_per_s: float = 1_000.0
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """What placement has to know of one request. `home` is the worker its session used last; empty = none."""
+
+    pins: Pins
+    prefill_tokens: int
+    blocks: int
+    span_tokens: int
+    keys: Sequence[bytes] = ()
+    avoid: frozenset[str] = frozenset()
+    avoid_domains: frozenset[str] = frozenset()
+    home: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """One worker as it was weighed. `cached_tokens` by tier, nearest first."""
+
+    worker_id: str
+    expected_ms: float
+    cached_tokens: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """The choice, and why. `uncached_tokens` is the prefill it will cost there."""
+
+    slot: int
+    uncached_tokens: float
+    candidates: tuple[Candidate, ...]
+    reason: str
+
+
+def serving(ask: Ask, workers: Registry) -> Mask:
+    """Attached workers that could ever take it: pins match, not avoided, not draining. [slot]"""
+    mask: Mask = workers.matching(ask.pins) & ~workers.rows["draining"]
+    mask[workers.slots_of(ask.avoid)] = False
+    return mask
+
+
+def usable(mask: Mask, workers: Registry, policy: PlacementPolicy, now: float) -> Mask:
+    """Of `mask`, those that are well: healthy, heard of lately, breaker not open. [slot]"""
+    rows = workers.rows
+    fresh = now - rows["reported_s"] <= policy.stale_s
+    well: Mask = mask & rows["reported"] & rows["healthy"] & fresh & ~rows["tripped"]
+    return well
+
+
+def place(ask: Ask, workers: Registry, policy: PlacementPolicy, now: float, held: Mask) -> Placement | None:
+    """The best worker with room, or None. `held` slots are kept free for somebody else."""
+    room = usable(serving(ask, workers), workers, policy, now) & _has_room(ask, workers, policy) & ~held
+    outside = room & ~np.isin(workers.rows["domain"], workers.domains_of(ask.avoid_domains))
+    room = outside if outside.any() else room
+    slots = np.flatnonzero(room)
+    if not len(slots):
+        return None
+    cached = workers.prefixes.leading(ask.keys, len(workers.rows))[:, slots] * BLOCK_TOKENS
+    uncached, expected = _expected_ms(ask, workers.rows[slots], cached, policy)
+    chosen, reason = _choose(ask, workers, slots, expected, policy)
+    best = [int(i) for i in np.argsort(expected, kind="stable")[:TOP]]
+    if chosen not in best:
+        best[-1] = chosen
+    candidates = tuple(
+        Candidate(workers.at(int(slots[i])).hello.worker_id, float(expected[i]), tuple(map(int, cached[:, i])))
+        for i in best
+    )
+    return Placement(int(slots[chosen]), float(uncached[chosen]), candidates, reason)
+
+
+def _rate(rows: NDArray[np.void], policy: PlacementPolicy) -> Floats:
+    """Prefill tokens per second."""
+    measured: Floats = rows["prefill_tokens_per_s"]
+    return np.where(measured > 0, measured, policy.default_prefill_tokens_per_s)
+
+
+def _queued_ms(rows: NDArray[np.void], policy: PlacementPolicy) -> Floats:
+    """Prefill that is there or on its way."""
+    tokens: Floats = rows["queued_prefill_tokens"] + rows["pending_prefill_tokens"]
+    return tokens / _rate(rows, policy) * 1_000
+
+
+def _has_room(ask: Ask, workers: Registry, policy: PlacementPolicy) -> Mask:
+    rows = workers.rows
+    sequences = rows["sequences"] + rows["pending_sequences"]
+    mask: Mask = (
+        ~rows["refuses"]
+        & ~rows["full"]
+        & (rows["capacity_tokens"] >= ask.span_tokens)
+        & (_queued_ms(rows, policy) < policy.room_prefill_ms)
+        & (sequences < rows["max_sequences"] + policy.look_ahead_sequences)
+        # One that needs more than the whole pool (many choices) runs when it has the pool to itself.
+        & (uncommitted_blocks(rows) >= np.minimum(ask.blocks, rows["total_blocks"]))
+    )
+    return mask
+
+
+def uncommitted_blocks(rows: NDArray[np.void]) -> NDArray[np.int64]:
+    """Blocks that neither running nor granted requests use or may grow into."""
+    blocks: NDArray[np.int64] = rows["total_blocks"] - rows["committed_blocks"] - rows["pending_blocks"]
+    return blocks
+
+
+def _expected_ms(ask: Ask, rows: NDArray[np.void], cached: Floats, policy: PlacementPolicy) -> tuple[Floats, Floats]:
+    """Uncached prefill tokens and milliseconds to the first token, for each row. cached: [tier, row], tokens.
+
+    A slower tier is only read where that is faster than computing; its rate unknown, it counts as not there.
+    """
+    rate = _rate(rows, policy)
+    uncached = ask.prefill_tokens - cached[Tier.DEVICE]
+    fetch_ms = np.zeros(len(rows))
+    for tier in (Tier.HOST, Tier.DISK):
+        tier_rate = rows["tier_tokens_per_s"][:, tier]
+        fetched = np.where(tier_rate > rate, cached[tier], 0.0)
+        fetch_ms += fetched / np.maximum(tier_rate, 1.0) * 1_000
+        uncached = uncached - fetched
+    # The last prompt token is always computed: its logits are the answer's first.
+    uncached = np.maximum(uncached, 1.0)
+    return uncached, _queued_ms(rows, policy) + uncached / rate * 1_000 + fetch_ms + rows["median_step_ms"]
+
+
+def _choose(
+    ask: Ask, workers: Registry, slots: NDArray[np.intp], expected: Floats, policy: PlacementPolicy
+) -> tuple[int, str]:
+    """Index into `slots` and the reason."""
+    best = int(np.argmin(expected))
+    equals = np.flatnonzero(expected <= expected[best] + policy.tie_ms)
+    home = workers.get(ask.home)
+    at_home = equals[slots[equals] == home.slot] if home is not None else equals[:0]
+    if len(at_home):
+        return int(at_home[0]), AFFINITY
+    rows = workers.rows[slots[equals]]
+    load = (rows["sequences"] + rows["pending_sequences"]) / np.maximum(rows["max_sequences"], 1)
+    calmest = int(equals[np.argmin(load)])
+    return (best, LEAST_TIME) if calmest == best else (calmest, LEAST_LOADED)
+
+
+def roomiest(ask: Ask, workers: Registry, policy: PlacementPolicy, now: float) -> int | None:
+    """The worker on which a request that fits nowhere now is likeliest to fit next; None if none could ever."""
+    rows = workers.rows
+    able = usable(serving(ask, workers), workers, policy, now) & (rows["capacity_tokens"] >= ask.span_tokens)
+    slots = np.flatnonzero(able)
+    if not len(slots):
+        return None
+    return int(slots[np.argmax(uncommitted_blocks(rows[slots]))])
+
+
+def longest_tokens(pins: Pins, workers: Registry) -> int | None:
+    """Longest sequence that any attached worker of this kind could hold; None if there is no such worker."""
+    mask = workers.matching(pins)
+    return int(workers.rows["capacity_tokens"][mask].max()) if mask.any() else None
+
+
+def never_fits(demand: Demand, most: int | None) -> InvalidRequest | None:
+    """What to change in a request that cannot be held where `most` tokens is the longest; None if it can."""
+    if most is None:
+        return None
+    if demand.prompt_tokens >= most:
+        text = f"the prompt has {demand.prompt_tokens} tokens; {demand.pins.model} takes at most {most - 1}"
+        return InvalidRequest(text, field="prompt")
+    if demand.span_tokens > most:
+        text = f"prompt and max_tokens come to {demand.span_tokens} tokens; {demand.pins.model} holds at most {most}"
+        return InvalidRequest(text, field="max_tokens")
+    return None
