@@ -116,7 +116,7 @@ def converse(chat: Chat) -> None:
     import shoal
 
     if sys.stdin.isatty():
-        chat.console.print(HELP, style="dim")
+        chat.console.print(HELP, style="dim", highlight=False)
     for line in lines():
         match line:
             case "":
@@ -127,7 +127,7 @@ def converse(chat: Chat) -> None:
                 chat.reset()
                 chat.console.print("forgotten", style="dim")
             case _ if line.startswith("/"):
-                chat.console.print(HELP, style="dim")
+                chat.console.print(HELP, style="dim", highlight=False)
             case _:
                 try:
                     chat.ask(line)

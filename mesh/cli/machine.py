@@ -1,5 +1,6 @@
 """What `shoal doctor` asks of a machine. Each check looks at one thing and says what to do about it."""
 
+import importlib
 import os
 import re
 import shutil
@@ -101,7 +102,9 @@ def _cpu_flags() -> set[str]:
 
 def gpu() -> Finding:
     try:
-        import torch
+        torch = importlib.import_module(
+            "torch"
+        )  # by name: the worker needs it, the doctor only looks whether it is there
     except (ImportError, OSError):
         return Finding("gpu", "warn", "unknown: torch does not load", "the worker needs torch, with or without a GPU")
     if torch.cuda.is_available():

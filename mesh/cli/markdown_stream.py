@@ -45,7 +45,7 @@ class MarkdownSink:
         self._open += text
         cut = finished_length(self._open)
         if cut:
-            self._live.console.print(Markdown(self._open[:cut]))
+            self._live.console.print(Markdown(self._open[:cut]), "")
             self._open = self._open[cut:]
         self._live.update(Markdown(self._open))
 
