@@ -16,6 +16,7 @@ from typing import Any
 
 import grpc
 from opentelemetry import propagate, trace
+from opentelemetry.context import Context
 from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
 from opentelemetry.instrumentation.grpc import aio_server_interceptor, filters
 from opentelemetry.sdk.resources import Resource
@@ -106,10 +107,10 @@ def tracer() -> trace.Tracer:
     return trace.get_tracer("shoal")
 
 
-def trace_metadata() -> tuple[tuple[str, str], ...]:
-    """The current span as W3C `traceparent` gRPC metadata; empty outside a recorded trace."""
+def trace_metadata(context: Context | None = None) -> tuple[tuple[str, str], ...]:
+    """The span of `context` (None = the current one) as W3C `traceparent` gRPC metadata; empty outside a trace."""
     carrier: dict[str, str] = {}
-    propagate.inject(carrier)
+    propagate.inject(carrier, context)
     return tuple(carrier.items())
 
 

@@ -1,5 +1,6 @@
 """The mesh as the schedulers see it, in plain values: which replicas live, and which workers serve what."""
 
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -60,12 +61,16 @@ def _worker(state: scheduler_pb2.WorkerState) -> WorkerView:
 
 @dataclass(frozen=True, slots=True)
 class ModelView:
-    """A model that workers serve now. `context_tokens` is the smallest of theirs, so that any of them will do."""
+    """A model that workers serve now.
+
+    `context_tokens` is the smallest of theirs, so that any of them will do; `model_digest` is that of most of them.
+    """
 
     name: str
     context_tokens: int
     workers: int
     simulated: bool
+    model_digest: bytes
 
 
 def model_views(replicas: Iterable[ReplicaView], digests: dict[str, bytes]) -> dict[str, ModelView]:
@@ -76,6 +81,10 @@ def model_views(replicas: Iterable[ReplicaView], digests: dict[str, bytes]) -> d
         ours = [w for w in workers.values() if w.model == name and w.tokenizer_digest == digest]
         if ours:
             views[name] = ModelView(
-                name, min(w.context_tokens for w in ours), len(ours), any(w.simulated for w in ours)
+                name,
+                context_tokens=min(w.context_tokens for w in ours),
+                workers=len(ours),
+                simulated=any(w.simulated for w in ours),
+                model_digest=Counter(w.model_digest for w in ours).most_common(1)[0][0],
             )
     return views

@@ -33,6 +33,7 @@ class Schedulers:
         self._stubs: dict[str, scheduler_pb2_grpc.SchedulerServiceAsyncStub] = {}
         self._replicas: dict[str, ReplicaView] = {}
         self._change = asyncio.Event()
+        self.version = 0  # grows whenever `replicas` changes
         self._group: asyncio.TaskGroup | None = None
 
     @property
@@ -113,5 +114,6 @@ class Schedulers:
             self._announce()
 
     def _announce(self) -> None:
+        self.version += 1
         change, self._change = self._change, asyncio.Event()
         change.set()

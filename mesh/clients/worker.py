@@ -5,7 +5,8 @@ without gap or repeat. Retries nothing: whoever holds the lease decides.
 """
 
 import asyncio
-from collections.abc import AsyncIterator
+import logging
+from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
 
 import grpc
@@ -23,11 +24,14 @@ from shoal.worker.v1 import worker_pb2, worker_pb2_grpc
 HUNG_S = 1.5
 HUNG_STEPS = 20
 STOP_TIMEOUT_S = 1.5
+GOODBYE_S = 1.0
 # Channels kept to workers that nobody talks to at the moment.
 IDLE_CHANNELS = 64
 
 Metadata = tuple[tuple[str, str], ...]
 _Response = worker_pb2.GenerateResponse
+
+log = logging.getLogger("shoal.workers")
 
 
 class Generation:
@@ -46,39 +50,43 @@ class Generation:
         self._cut = self._cut or error
         self._call.cancel()
 
-    def close(self) -> None:
+    async def close(self) -> None:
+        """Over, in good order if every choice has ended: the worker's own goodbye is heard then, not cut."""
         self._alarm.close()
-        self._call.cancel()
+        try:
+            if not self._next and self._cut is None:
+                async with asyncio.timeout(GOODBYE_S):
+                    await self._call.code()
+        except TimeoutError:
+            log.warning("a worker ended every choice and not the call")
+        finally:
+            self._call.cancel()
 
     def _hung(self) -> None:
         self.cut(WorkerFailed(FailureKind.HUNG, f"the worker was silent for {self._alarm.limit_s:.1f} s"))
 
-    async def events(self) -> AsyncIterator[Event]:
+    async def events(self) -> AsyncGenerator[Event, None]:
         """Until every choice has ended. Raises WorkerRefused, WorkerFailed, InvalidRequest or DeadlineExceeded."""
+        call, alarm = self._call, self._alarm
         try:
-            async for response in self._responses():
+            while self._next:
+                alarm.listen()
+                response = await call.read()
+                alarm.heard()
+                if not isinstance(response, worker_pb2.GenerateResponse):
+                    raise WorkerFailed(FailureKind.PROTOCOL, "the stream ended before its choices")
+                self._heard = True
                 event = self._read(response)
                 if event is not None:
                     yield event
-                if not self._next:
-                    return
         except grpc.aio.AioRpcError as error:
             raise _classified(error, self._heard) from error
         except asyncio.CancelledError:
             # A call that was cancelled locally reads as CancelledError, like a task that was; the flag tells.
-            if self._cut is None:
+            task = asyncio.current_task()
+            if self._cut is None or (task is not None and task.cancelling()):
                 raise
             raise self._cut from None
-        raise WorkerFailed(FailureKind.PROTOCOL, "the stream ended before its choices")
-
-    async def _responses(self) -> AsyncIterator[_Response]:
-        alarm = self._alarm
-        alarm.listen()
-        async for response in self._call:
-            alarm.heard()
-            self._heard = True
-            yield response
-            alarm.listen()
 
     def _read(self, response: _Response) -> Event | None:
         kind = response.WhichOneof("event")
@@ -199,7 +207,7 @@ class Workers:
             try:
                 yield generation
             finally:
-                generation.close()
+                await generation.close()
 
     async def stop_choices(self, address: str, job: Job, keep: dict[int, int]) -> None:
         """End choices whose text met a stop string; `keep` maps a choice to the output tokens that count."""

@@ -1,0 +1,119 @@
+"""InferenceService: turns protobuf into requests and events back into protobuf; decides nothing."""
+
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing, asynccontextmanager
+from typing import Any
+
+import grpc
+
+from gateway.core import Core
+from gateway.grpc.messages import asked_to_chat, asked_to_generate, response_of
+from gateway.request import Asked
+from gateway.tenants import Tenant
+from gateway.tracing import RequestTrace, current_span, describe
+from gateway.validate import prompt_ids_of
+from mesh.errors import InvalidRequest, ShoalError, errors_as_status, kind_of
+from shoal.gateway.v1 import gateway_pb2, gateway_pb2_grpc
+
+SERVICE = "shoal.gateway.v1.InferenceService"
+Context = grpc.aio.ServicerContext[Any, Any]
+
+
+class InferenceService(gateway_pb2_grpc.InferenceServiceServicer):
+    """The public gRPC API over the same core as the HTTP one."""
+
+    def __init__(self, core: Core) -> None:
+        self._core = core
+
+    def add_to(self, server: grpc.aio.Server) -> None:
+        gateway_pb2_grpc.add_InferenceServiceServicer_to_server(self, server)
+
+    async def Generate(
+        self, request: gateway_pb2.GenerateRequest, context: Context
+    ) -> AsyncIterator[gateway_pb2.GenerateResponse]:
+        async with (
+            self._call("grpc_generate", context) as (tenant, trace),
+            aclosing(self._answer(asked_to_generate(request), tenant, trace, context)) as responses,
+        ):
+            async for response in responses:
+                yield response
+
+    async def Chat(
+        self, request: gateway_pb2.ChatRequest, context: Context
+    ) -> AsyncIterator[gateway_pb2.GenerateResponse]:
+        async with (
+            self._call("grpc_chat", context) as (tenant, trace),
+            aclosing(self._answer(asked_to_chat(request), tenant, trace, context)) as responses,
+        ):
+            async for response in responses:
+                yield response
+
+    async def CountTokens(
+        self, request: gateway_pb2.CountTokensRequest, context: Context
+    ) -> gateway_pb2.CountTokensResponse:
+        async with errors_as_status(context):
+            self._tenant(context)
+            asked = _asked(request)
+            model = self._core.catalogue.text(asked.model)
+            ids = await prompt_ids_of(asked, model)
+            context_tokens = self._core.catalogue.context_tokens(asked.model)
+            return gateway_pb2.CountTokensResponse(prompt_tokens=len(ids), context_tokens=context_tokens)
+        raise AssertionError("errors_as_status ends the call")
+
+    async def ListModels(
+        self, request: gateway_pb2.ListModelsRequest, context: Context
+    ) -> gateway_pb2.ListModelsResponse:
+        async with errors_as_status(context):
+            self._tenant(context)
+        views = self._core.catalogue.serving()
+        return gateway_pb2.ListModelsResponse(
+            models=[
+                gateway_pb2.Model(
+                    name=view.name,
+                    context_tokens=view.context_tokens,
+                    workers=view.workers,
+                    simulated=view.simulated,
+                )
+                for _, view in sorted(views.items())
+            ]
+        )
+
+    def _tenant(self, context: Context) -> Tenant:
+        metadata = {key: value for key, value in context.invocation_metadata() or ()}
+        authorization = metadata.get("authorization")
+        return self._core.tenants.authenticate(authorization if isinstance(authorization, str) else None)
+
+    @asynccontextmanager
+    async def _call(self, route: str, context: Context) -> AsyncIterator[tuple[Tenant, RequestTrace]]:
+        """Around one generating call: admission, who asks, and how it ended for metrics, trace and status."""
+        trace = current_span()
+        outcome = "cancelled"
+        try:
+            async with errors_as_status(context):
+                try:
+                    async with self._core.admitted():
+                        yield self._tenant(context), trace
+                    outcome = "ok"
+                except ShoalError as error:
+                    outcome = str(kind_of(error).http)
+                    trace.failed(error)
+                    raise
+        finally:
+            self._core.metrics.ended(route, outcome)
+            trace.finish(outcome)
+
+    async def _answer(
+        self, asked: Asked, tenant: Tenant, trace: RequestTrace, context: Context
+    ) -> AsyncGenerator[gateway_pb2.GenerateResponse, None]:
+        request = await self._core.validator.request(asked, tenant, context.time_remaining())
+        describe(trace, asked.route.value, request)
+        async with aclosing(self._core.relay.answer(request, trace)) as events:
+            async for event in events:
+                yield response_of(event, request)
+
+
+def _asked(request: gateway_pb2.CountTokensRequest) -> Asked:
+    kind = request.WhichOneof("of")
+    if kind is None:
+        raise InvalidRequest("give generate or chat", field="of")
+    return asked_to_chat(request.chat) if kind == "chat" else asked_to_generate(request.generate)

@@ -1,0 +1,128 @@
+"""The two endpoints that generate: from bytes to a validated request, and from the relay's events to bytes."""
+
+import logging
+from collections.abc import Callable
+from contextlib import aclosing
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING
+
+from starlette.datastructures import Headers
+from starlette.types import Receive, Scope, Send
+
+from gateway.core import Core
+from gateway.http.bodies import ChatBody, CompletionBody
+from gateway.http.exchange import ClientGone, Reply, Watch, read_body, until_gone
+from gateway.http.formats import Format
+from gateway.http.problems import parse, plain_error, status_of
+from gateway.http.writers import StreamWriter, WholeWriter, Writer
+from gateway.request import Asked, Request
+from gateway.tenants import Tenant
+from gateway.tracing import RequestTrace, describe, server_span
+from mesh.errors import ShoalError
+
+if TYPE_CHECKING:
+    import msgspec
+
+log = logging.getLogger("shoal.http")
+
+AnyBody = ChatBody | CompletionBody
+
+
+@dataclass(frozen=True, slots=True)
+class HttpLimits:
+    """See GatewaySettings."""
+
+    max_body_bytes: int
+    body_timeout_s: float
+    sse_commit_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """What one route is made of. `name` is its metric label and its gen_ai.operation.name."""
+
+    name: str
+    decoder: "msgspec.json.Decoder[AnyBody]"
+    form: Callable[[], Format]
+
+
+class Answering:
+    """One generating route as an ASGI application."""
+
+    def __init__(self, core: Core, limits: HttpLimits, endpoint: Endpoint) -> None:
+        self._core = core
+        self._limits = limits
+        self._endpoint = endpoint
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        trace = server_span(f"POST {scope['path']}", Headers(scope=scope))
+        exchange = _Exchange(self._core, self._limits, self._endpoint, trace, Reply(send))
+        try:
+            await exchange.run(scope, receive)
+        finally:
+            self._core.metrics.ended(self._endpoint.name, exchange.outcome)
+            trace.end(exchange.outcome)
+
+
+class _Exchange:
+    """One call. `outcome` is "ok", "cancelled" or the status of its error."""
+
+    def __init__(self, core: Core, limits: HttpLimits, endpoint: Endpoint, trace: RequestTrace, reply: Reply) -> None:
+        self.outcome = "cancelled"
+        self._core = core
+        self._limits = limits
+        self._endpoint = endpoint
+        self._trace = trace
+        self._reply = reply
+
+    async def run(self, scope: Scope, receive: Receive) -> None:
+        headers = Headers(scope=scope)
+        if not _is_json(headers.get("content-type")):
+            self.outcome = "415"
+            problem = plain_error("the body must be JSON: set Content-Type: application/json", "unsupported_media_type")
+            await self._reply.whole(415, problem)
+            return
+        try:
+            async with self._core.admitted():
+                tenant = self._core.tenants.authenticate(headers.get("authorization"))
+                raw = await read_body(scope, receive, self._limits.max_body_bytes, self._limits.body_timeout_s)
+                body = parse(self._endpoint.decoder, raw)
+                asked = body.asked(headers.get("x-request-id", ""))
+                commit_s = self._limits.sse_commit_s if body.streamed else None
+                work = partial(self._answer, body, asked, tenant)
+                await until_gone(Watch(receive, self._reply), commit_s, work)
+        except ShoalError as error:
+            await self._fail(error)
+        except ClientGone:
+            log.debug("the client hung up while sending its body")
+
+    async def _answer(self, body: AnyBody, asked: Asked, tenant: Tenant) -> None:
+        """Runs beside the watch for a hang-up, which cancels it; so no ShoalError may leave it."""
+        try:
+            request = await self._core.validator.request(asked, tenant)
+            self._reply.headers.append((b"x-request-id", request.request_id.encode()))
+            describe(self._trace, self._endpoint.name, request)
+            writer = self._writer(body, request)
+            async with aclosing(self._core.relay.answer(request, self._trace)) as events:
+                async for event in events:
+                    await writer.write(event)
+            self.outcome = "ok"
+        except ShoalError as error:
+            await self._fail(error)
+
+    def _writer(self, body: AnyBody, request: Request) -> Writer:
+        form = self._endpoint.form()
+        if body.streamed:
+            return StreamWriter(self._reply, form, request, include_usage=body.include_usage)
+        return WholeWriter(self._reply, form, request)
+
+    async def _fail(self, error: ShoalError) -> None:
+        self.outcome = str(status_of(error))
+        self._trace.failed(error)
+        await self._reply.error(error)
+
+
+def _is_json(content_type: str | None) -> bool:
+    """No type at all is taken for JSON."""
+    return content_type is None or content_type.partition(";")[0].strip().lower() == "application/json"

@@ -1,0 +1,139 @@
+"""One HTTP exchange at the level of ASGI: the body with its limits, the client's hang-up, and the bytes of the answer.
+
+Raw ASGI, because an answer is hundreds of small sends and a hang-up must be seen between any two of them.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from starlette.types import Receive, Scope, Send
+
+from gateway.http.problems import error_body, error_headers, status_of
+from mesh.errors import InvalidRequest, PayloadTooLarge, ShoalError
+
+Headers = list[tuple[bytes, bytes]]
+_SSE: Headers = [
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-cache"),
+    (b"x-accel-buffering", b"no"),
+]
+DONE = b"data: [DONE]\n\n"
+# A comment, which clients skip: shows proxies that the stream lives.
+WAITING = b": waiting for the first token\n\n"
+
+
+class ClientGone(Exception):
+    """The client hung up, or has not read for too long."""
+
+
+async def read_body(scope: Scope, receive: Receive, most_bytes: int, timeout_s: float) -> bytes:
+    """The whole body. Raises PayloadTooLarge as soon as that is known, InvalidRequest if it does not come in time."""
+    headers = dict(scope["headers"])
+    length = headers.get(b"content-length", b"")
+    if length.isdigit() and int(length) > most_bytes:
+        raise _too_large(most_bytes)
+    parts: list[bytes] = []
+    size = 0
+    try:
+        async with asyncio.timeout(timeout_s):
+            while True:
+                message = await receive()
+                if message["type"] == "http.disconnect":
+                    raise ClientGone
+                parts.append(message.get("body", b""))
+                size += len(parts[-1])
+                if size > most_bytes:
+                    raise _too_large(most_bytes)
+                if not message.get("more_body", False):
+                    return b"".join(parts)
+    except TimeoutError:
+        raise InvalidRequest(f"the body did not arrive within {timeout_s:g} s") from None
+
+
+def _too_large(most_bytes: int) -> PayloadTooLarge:
+    return PayloadTooLarge(f"the body is larger than {most_bytes} bytes")
+
+
+class Reply:
+    """The answer's bytes. `committed` once the status is out; `complete` once the last byte is."""
+
+    def __init__(self, send: Send) -> None:
+        self.committed = False
+        self.complete = False
+        self.headers: Headers = []
+        self._send = send
+
+    async def whole(self, status: int, body: bytes, headers: Headers | None = None) -> None:
+        """An answer in one piece."""
+        self.committed = self.complete = True
+        length = (b"content-length", str(len(body)).encode())
+        all_headers = [(b"content-type", b"application/json"), length, *self.headers, *(headers or [])]
+        await self._send({"type": "http.response.start", "status": status, "headers": all_headers})
+        await self._send({"type": "http.response.body", "body": body})
+
+    async def error(self, error: ShoalError) -> None:
+        """A true status if none is out yet, else an event in the stream and its end."""
+        body = error_body(error)
+        if self.committed:
+            await self.last(b"data: " + body + b"\n\n" + DONE)
+        elif isinstance(error, PayloadTooLarge):
+            # The rest of the body is not read; this connection has no use any more.
+            await self.whole(status_of(error), body, [*error_headers(error), (b"connection", b"close")])
+        else:
+            await self.whole(status_of(error), body, error_headers(error))
+
+    async def commit(self, first: bytes = b"") -> None:
+        """Send the stream's status and `first`, if not yet done."""
+        if self.committed:
+            return
+        self.committed = True
+        await self._send({"type": "http.response.start", "status": 200, "headers": [*_SSE, *self.headers]})
+        if first:
+            await self.write(first)
+
+    async def write(self, data: bytes) -> None:
+        """More of the stream. Waits while the client reads more slowly than we write."""
+        await self._send({"type": "http.response.body", "body": data, "more_body": True})
+
+    async def last(self, data: bytes) -> None:
+        """The end of the stream."""
+        self.complete = True
+        await self._send({"type": "http.response.body", "body": data})
+
+
+class Watch:
+    """Sees the hang-up while the answer is made, and commits a stream's status if its first result is late."""
+
+    def __init__(self, receive: Receive, reply: Reply) -> None:
+        self._receive = receive
+        self._reply = reply
+
+    async def hangup(self, commit_s: float | None) -> None:
+        """Raises ClientGone when the client hangs up before the answer is complete; else ends with the connection."""
+        if commit_s is not None:
+            try:
+                async with asyncio.timeout(commit_s):
+                    await self._gone()
+            except TimeoutError:
+                await self._reply.commit(WAITING)
+        await self._gone()
+        if not self._reply.complete:
+            raise ClientGone
+
+    async def _gone(self) -> None:
+        while (await self._receive())["type"] != "http.disconnect":
+            pass
+
+
+async def until_gone(watch: Watch, commit_s: float | None, work: Callable[[], Awaitable[Any]]) -> bool:
+    """Run `work` until it ends or the client hangs up, which cancels it. False if the client went."""
+    here = True
+    try:
+        async with asyncio.TaskGroup() as group:
+            watching = group.create_task(watch.hangup(commit_s))
+            await work()
+            watching.cancel()
+    except* ClientGone:
+        here = False
+    return here

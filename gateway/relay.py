@@ -1,0 +1,347 @@
+"""From a validated request to the events of its answer, through any number of schedulers and workers.
+
+One resume path (design §1.9): whatever ends an attempt early (the worker refused, broke, hung, drained or parked it),
+the lease is told, gives another grant, and the next attempt gets the prompt with the ids that each unfinished choice
+has. Sampling is a function of (seed, choice, position), so the client sees one unbroken stream.
+
+Nobody outlives their worker by more than seconds: silence is noticed by the worker's client, and a lease for which no
+other worker is left ends with a status, which becomes the answer's error.
+"""
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator, Iterator, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass
+from functools import partial
+
+from gateway.booking import Books
+from gateway.catalogue import Catalogue
+from gateway.choice import ChoiceState, token_info, unfinished
+from gateway.metrics import Metrics
+from gateway.request import ChoiceFinished, Completed, Delta, Event, Request, Started
+from gateway.stream import ChoiceText
+from gateway.tally import Tally
+from gateway.tracing import RequestTrace, placed
+from mesh.blocks import chain_keys
+from mesh.clients.attempt import ChoiceEnd, Job, Tokens
+from mesh.clients.lease import Lease, LeaseLimits
+from mesh.clients.outcomes import FailureKind, Outcome, WorkerFailed, WorkerRefused
+from mesh.clients.placement import Demand, Grant
+from mesh.clients.scheduler import Schedulers
+from mesh.clients.worker import Generation, Workers
+from mesh.errors import DeadlineExceeded, Internal, Overloaded, ShoalError, Unavailable, WorkerLost
+from shoal.types.v1 import types_pb2
+
+# A request that was placed this often is going round in circles.
+MAX_ATTEMPTS = 32
+# Hashing a longer prompt's blocks is work for a thread; a shorter one takes less than a millisecond.
+HASH_INLINE_TOKENS = 4096
+
+log = logging.getLogger("shoal.relay")
+
+Trouble = WorkerRefused | WorkerFailed | None  # None = parked, in good order
+
+
+@dataclass(frozen=True, slots=True)
+class Mesh:
+    """What an answer stands on; one per process."""
+
+    schedulers: Schedulers
+    workers: Workers
+    catalogue: Catalogue
+    books: Books
+    metrics: Metrics
+    queue_s: float
+    no_scheduler_s: float
+
+
+class Relay:
+    """Answers requests, and can cut short all that are under way."""
+
+    def __init__(self, mesh: Mesh) -> None:
+        self._mesh = mesh
+        self._active: set[Answer] = set()
+
+    async def answer(self, request: Request, trace: RequestTrace) -> AsyncGenerator[Event, None]:
+        """The events of one answer; close the generator to cancel it on every hop.
+
+        Raises any ShoalError. Before `Started` nothing has been answered; after it the error ends a broken answer.
+        """
+        answer = Answer(self._mesh, request, trace)
+        self._active.add(answer)
+        try:
+            async with aclosing(answer.events()) as events:
+                async for event in events:
+                    yield event
+        finally:
+            self._active.discard(answer)
+
+    def cut(self, error: ShoalError) -> None:
+        """End every answer under way with `error`."""
+        for answer in self._active:
+            answer.cut(error)
+
+
+class Answer:
+    """One request under way."""
+
+    def __init__(self, mesh: Mesh, request: Request, trace: RequestTrace) -> None:
+        self._mesh = mesh
+        self._request = request
+        self._trace = trace
+        self._loop = asyncio.get_running_loop()
+        self._text = mesh.catalogue.text(request.model)
+        self._choices = [self._choice(index) for index in range(request.choices)]
+        self._tally = Tally(len(request.prompt_ids), self._choices)
+        self._pace = mesh.metrics.pace(request.model)
+        self._started = False
+        self._cut: ShoalError | None = None
+        self._lease: Lease | None = None
+        self._generation: Generation | None = None
+
+    def _choice(self, index: int) -> ChoiceState:
+        request, model = self._request, self._text
+        text = ChoiceText(model.detokenizer(request.prompt_ids), request.stop)
+        return ChoiceState(index, text, partial(token_info, model), watched=bool(request.stop))
+
+    def cut(self, error: ShoalError) -> None:
+        """End it from outside."""
+        self._cut = error
+        if self._generation is not None:
+            self._generation.cut(error)
+        if self._lease is not None:
+            self._lease.cut(error)
+
+    async def events(self) -> AsyncGenerator[Event, None]:
+        booking = await self._mesh.books.reserve(self._request)
+        outcome = Outcome.CANCELLED
+        try:
+            async with aclosing(self._attempts()) as events:
+                async for event in events:
+                    yield event
+            outcome = Outcome.COMPLETED
+            await booking.settle(self._tally.usage(), [choice.completion_tokens for choice in self._choices])
+            yield self._completed()
+        except DeadlineExceeded:
+            outcome = Outcome.DEADLINE
+            raise
+        except ShoalError:
+            outcome = Outcome.ERROR
+            raise
+        finally:
+            try:
+                await booking.settle(self._tally.usage())
+            finally:
+                await self._give_back(outcome)
+
+    async def _give_back(self, outcome: Outcome) -> None:
+        self._describe_trace()
+        if self._lease is not None:
+            self._mesh.metrics.queued(self._request.model, self._lease.queued_s)
+            await self._lease.close(outcome, self._tally.usage())
+
+    async def _attempts(self) -> AsyncGenerator[Event, None]:
+        """Attempt after attempt until every choice has ended."""
+        grant = await self._open()
+        while True:
+            trouble: Trouble = None
+            try:
+                async with aclosing(self._attempt(grant)) as events:
+                    async for event in events:
+                        yield event
+            except (WorkerRefused, WorkerFailed) as error:
+                trouble = error
+            for choice in self._choices:
+                if choice.end_stopped() and choice.reason is not None:
+                    yield ChoiceFinished(choice.index, choice.reason)
+            if not unfinished(self._choices):
+                return
+            grant = await self._again(grant, trouble)
+
+    async def _open(self) -> Grant:
+        demand = await self._demand()
+        limits = LeaseLimits(self._mesh.queue_s, self._mesh.no_scheduler_s, self._request.deadline)
+        with self._trace.child("shoal.acquire") as child:
+            self._lease = lease = self._mesh.schedulers.lease(demand, limits, child.metadata)
+            if self._cut is not None:
+                raise self._cut
+            grant = await lease.open()
+            placed(child, grant)
+        return grant
+
+    async def _demand(self) -> Demand:
+        request, catalogue = self._request, self._mesh.catalogue
+        root = catalogue.namespace(request.model, request.tenant.salt)
+        return Demand(
+            meta=request.meta,
+            prompt_tokens=len(request.prompt_ids),
+            max_tokens=request.sampling.max_tokens,
+            expected_tokens=self._mesh.books.expected_tokens(request),
+            choices=request.choices,
+            block_keys=await _block_keys(root, request.prompt_ids) if root else b"",
+            namespace=root,
+            tokenizer_digest=self._text.tokenizer_digest,
+            session_id=request.session_id,
+        )
+
+    async def _again(self, grant: Grant, trouble: Trouble) -> Grant:
+        """Tell the lease why the attempt ended and wait for another place."""
+        lease, emitted = self._lease, self._tally.emitted
+        if lease is None:
+            raise RuntimeError("an attempt without a lease")
+        cause = _cause(trouble)
+        self._mesh.metrics.resumed(cause)
+        log.info(
+            "%s: attempt %d on %s: %s (%s)", self._request.request_id, grant.attempt, grant.worker_id, cause, trouble
+        )
+        if grant.attempt >= MAX_ATTEMPTS:
+            raise Overloaded(f"no worker kept this request in {grant.attempt} attempts", retry_after_s=5)
+        with self._trace.child("shoal.acquire") as child:
+            try:
+                if isinstance(trouble, WorkerRefused):
+                    again = await lease.refused(trouble.cause, trouble.retry_after_s)
+                elif isinstance(trouble, WorkerFailed):
+                    again = await self._after_failure(lease, trouble)
+                else:
+                    again = await lease.parked(emitted)
+            except Unavailable as error:
+                raise self._hopeless(trouble, error) from error
+            placed(child, again)
+        return again
+
+    async def _after_failure(self, lease: Lease, failure: WorkerFailed) -> Grant:
+        if failure.kind is FailureKind.STEP_ERROR:
+            self._tally.step_errors += 1
+            if self._tally.step_errors > 1:
+                raise _step_error()
+        return await lease.failed(failure.kind, str(failure), self._tally.emitted)
+
+    def _hopeless(self, trouble: Trouble, error: Unavailable) -> ShoalError:
+        """No other worker will have it: what the client is told."""
+        if self._cut is not None or not isinstance(trouble, WorkerFailed):
+            return error
+        if trouble.kind is FailureKind.STEP_ERROR:
+            return _step_error()
+        return WorkerLost(
+            "the worker broke and no other one could go on with this answer",
+            code="worker_lost",
+            retry_after_s=error.retry_after_s or 1,
+        )
+
+    async def _attempt(self, grant: Grant) -> AsyncGenerator[Event, None]:
+        """One attempt on one worker, to its end. Choices that it parked are still unfinished then."""
+        if self._cut is not None:
+            raise self._cut
+        request = self._request
+        job = self._job(grant)
+        timeout_s = request.deadline - self._loop.time()
+        if timeout_s <= 0:
+            raise DeadlineExceeded("the request's time is over")
+        self._tally.begin(grant)
+        with self._trace.child("shoal.generate") as child:
+            generating = self._mesh.workers.generation(grant.address, job, timeout_s=timeout_s, metadata=child.metadata)
+            async with generating as self._generation, aclosing(self._generation.events()) as events:
+                async for event in events:
+                    if isinstance(event, Tokens):
+                        choice = self._choices[event.choice]
+                        told = choice.kept is not None
+                        delta = choice.push(event)
+                        for out in self._result(delta):
+                            yield out
+                        if choice.kept is not None and not told:
+                            await self._mesh.workers.stop_choices(grant.address, job, {choice.index: choice.kept})
+                    elif isinstance(event, ChoiceEnd):
+                        for out in self._ended(event):
+                            yield out
+                    else:
+                        self._tally.accepted(event)
+            self._generation = None
+
+    def _job(self, grant: Grant) -> Job:
+        request, tally = self._request, self._tally
+        return Job(
+            meta=request.meta,
+            attempt=grant.attempt,
+            worker_id=grant.worker_id,
+            prompt_ids=request.prompt_ids,
+            choices=unfinished(self._choices),
+            sampling=request.sampling,
+            tokenizer_digest=self._text.tokenizer_digest,
+            cache_salt=request.tenant.salt,
+            model_digest=tally.model_digest,
+            precision=tally.precision,
+        )
+
+    def _result(self, delta: Delta | None) -> Iterator[Event]:
+        """A worker's result came; what of it goes to the client."""
+        self._pace.result(self._loop.time(), self._request.arrived)
+        if not self._started:
+            self._started = True
+            yield self._start()
+        if delta is not None:
+            yield delta
+
+    def _ended(self, end: ChoiceEnd) -> Iterator[Event]:
+        """A worker ended a choice: for the client too, unless another worker is to go on with it."""
+        self._tally.ended(end)
+        choice = self._choices[end.choice]
+        if end.reason == types_pb2.FINISH_REASON_ERROR and choice.kept is None:
+            raise WorkerFailed(FailureKind.STEP_ERROR, end.message or "the sequence failed in a step")
+        if end.reason == types_pb2.FINISH_REASON_PARKED and choice.kept is None:
+            return
+        yield from self._result(choice.end(end))
+        if choice.reason is not None:
+            yield ChoiceFinished(choice.index, choice.reason)
+
+    def _start(self) -> Started:
+        request = self._request
+        view = self._mesh.catalogue.serving().get(request.model)
+        if self._trace.recording:
+            self._trace.attributes({"shoal.ttft_ms": round((self._loop.time() - request.arrived) * 1000)})
+        return Started(request.request_id, request.model, request.created_unix_s, view is not None and view.simulated)
+
+    def _completed(self) -> Completed:
+        tally = self._tally
+        return Completed(tally.usage(), self._queue_ms, tally.attempts, tally.worker)
+
+    @property
+    def _queue_ms(self) -> int:
+        return 0 if self._lease is None else round(self._lease.queued_s * 1000)
+
+    def _describe_trace(self) -> None:
+        if not self._trace.recording:
+            return
+        usage = self._tally.usage()
+        self._trace.attributes(
+            {
+                "shoal.queue_wait_ms": self._queue_ms,
+                "shoal.attempts": self._tally.attempts,
+                "shoal.worker": self._tally.worker,
+                "gen_ai.usage.input_tokens": usage.prompt_tokens,
+                "gen_ai.usage.output_tokens": usage.completion_tokens,
+                "shoal.usage.cached_tokens": usage.cached_tokens,
+                "gen_ai.response.finish_reasons": [
+                    choice.reason.name.lower() for choice in self._choices if choice.reason is not None
+                ],
+            }
+        )
+
+
+def _step_error() -> Internal:
+    return Internal("this request failed inside a step of the model", code="step_error")
+
+
+def _cause(trouble: Trouble) -> str:
+    if isinstance(trouble, WorkerRefused):
+        return f"refused_{trouble.cause.name.lower()}"
+    if isinstance(trouble, WorkerFailed):
+        return f"failed_{trouble.kind.name.lower()}"
+    return "parked"
+
+
+async def _block_keys(root: bytes, prompt_ids: Sequence[int]) -> bytes:
+    """Chain keys of the prompt's full blocks, concatenated. A long prompt is hashed beside the event loop."""
+    if len(prompt_ids) <= HASH_INLINE_TOKENS:
+        return b"".join(chain_keys(root, prompt_ids))
+    return b"".join(await asyncio.to_thread(chain_keys, root, prompt_ids))

@@ -1,0 +1,148 @@
+"""A request after validation, and what an answer is made of: the language between front doors, validator and relay.
+
+A front door turns its wire format into `Asked`; gateway/validate.py turns that into a `Request`, in which every limit
+is decided; gateway/relay.py turns a Request into events, which the front door writes in its wire format.
+"""
+
+import secrets
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum, IntEnum
+from typing import Any
+
+from gateway.tenants import Tenant
+from mesh.clients.attempt import Meta
+from mesh.clients.usage import Usage
+from mesh.sampling import Sampling
+from shoal.types.v1 import types_pb2
+
+
+class Route(Enum):
+    """Which kind of call: how ids are spelled, what an absent max_tokens means, how the answer is written."""
+
+    CHAT = "chat"
+    COMPLETION = "completion"  # OpenAI's /v1/completions
+    GENERATE = "generate"  # its gRPC twin
+
+
+_ID_PREFIX = {Route.CHAT: "chatcmpl-", Route.COMPLETION: "cmpl-", Route.GENERATE: "gen-"}
+
+
+def mint_id(route: Route) -> str:
+    """A request id that nobody can guess or choose."""
+    return _ID_PREFIX[route] + secrets.token_hex(16)
+
+
+class Finish(IntEnum):
+    """Why a choice ended, for a client. Values are those of shoal.types.v1.FinishReason."""
+
+    STOP = 1
+    LENGTH = 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """What a front door understood, unchecked.
+
+    One of `messages` (OpenAI's JSON shape), `text` and `prompt_ids` is given. `max_tokens` None = absent; the one in
+    `sampling` means nothing yet. `priority` is one of gateway.tenants.PRIORITIES or anything else a caller wrote.
+    """
+
+    route: Route
+    model: str
+    sampling: Sampling
+    messages: Any = None
+    tools: Any = None
+    text: str | None = None
+    prompt_ids: Sequence[int] | None = None
+    max_tokens: int | None = None
+    stop: Sequence[str] = ()
+    choices: int = 1
+    priority: str = "normal"
+    session_id: str = ""
+    client_request_id: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """Ready for admission. `sampling` has a seed and the final max_tokens; `arrived` and `deadline` are loop time."""
+
+    request_id: str
+    client_request_id: str
+    route: Route
+    tenant: Tenant
+    model: str
+    priority: str
+    prompt_ids: Sequence[int]
+    sampling: Sampling
+    stop: tuple[str, ...]
+    choices: int
+    session_id: str
+    arrived: float
+    deadline: float
+    created_unix_s: int
+
+    @property
+    def meta(self) -> Meta:
+        """Its identity on every hop."""
+        left_s = self.deadline - self.arrived
+        return Meta(
+            request_id=self.request_id,
+            tenant=self.tenant.name,
+            model=self.model,
+            priority=types_pb2.Priority.Value(f"PRIORITY_{self.priority.upper()}"),
+            deadline_unix_ms=round((self.created_unix_s + left_s) * 1000),
+            client_request_id=self.client_request_id,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class TokenInfo:
+    """A token and ln of its probability. `text` may hold replacement marks, `raw` is exact; `top` is best first."""
+
+    token_id: int
+    logprob: float
+    text: str
+    raw: bytes
+    top: "tuple[TokenInfo, ...]" = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """The first event, sent with the first result."""
+
+    request_id: str
+    model: str
+    created_unix_s: int
+    simulated: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Delta:
+    """More of one choice: whole characters, and the ids received since the last Delta (their text may be held)."""
+
+    choice: int
+    text: str
+    ids: Sequence[int]
+    logprobs: Sequence[TokenInfo] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ChoiceFinished:
+    """The end of one choice; exactly one each."""
+
+    choice: int
+    reason: Finish
+
+
+@dataclass(frozen=True, slots=True)
+class Completed:
+    """The last event of an answer that ended well. `queue_ms` sums the waits for a place over `attempts`."""
+
+    usage: Usage
+    queue_ms: int
+    attempts: int
+    worker: str
+
+
+Event = Started | Delta | ChoiceFinished | Completed
