@@ -19,7 +19,7 @@ _SPECIAL_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token
 _LONGEST_CONTEXT = 1 << 31
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class TextModel:
     """Prompts in, text out. Safe to share by all requests of a process.
 

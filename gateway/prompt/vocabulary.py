@@ -22,7 +22,7 @@ from mesh.errors import InvalidRequest
 _PRIVATE_USE, _PRIVATE_USE_SIZE = 0xE000, 6400
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Vocabulary:
     """`stand_ins`: control token's text to its stand-in. `special`: ids that carry no text. `bytes_of`: see
     token_bytes, None for a decoder whose tokens have no bytes of their own.
