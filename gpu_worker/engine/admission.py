@@ -46,6 +46,7 @@ class Admission:
     max_waiting_sequences: int
     expected_growth: float  # share of max_tokens a choice is reckoned to use
     total_blocks: int
+    promised: float = 1.0  # share of the pool that may be promised; what is lacking later costs preemptions
 
     def expected_blocks(self, request: Request) -> int:
         """What the request will come to hold: its prompt once, and each choice's output."""
@@ -66,8 +67,8 @@ class Admission:
             raise _overloaded(f"{tokens} prompt tokens wait already", tokens / rate)
         if len(waiting) + len(request.sequences) > max(self.max_waiting_sequences, len(request.sequences)):
             raise _overloaded(f"{len(waiting)} sequences wait already", len(waiting))
-        promised = sum(one.expected_blocks for one in present)
-        lacking = promised + request.expected_blocks - self.total_blocks
+        promised = sum(one.expected_blocks for one in present) + request.expected_blocks
+        lacking = promised - int(self.promised * self.total_blocks)
         if lacking > 0:
             raise _overloaded("the KV pool is promised to others", lacking * BLOCK_TOKENS / rate)
 

@@ -67,7 +67,9 @@ def assemble(config: EngineConfig, folder: ModelFolder, model: LoadedModel) -> T
     )
     runner = Runner(decoder, PagedKv(decoder.kv_shape, total, device, dtype), device, dtype)
     schedule = Schedule(BlockPool(total), config.max_sequences, config.prefill_chunk)
-    admission = Admission(config.max_waiting_tokens, config.max_waiting_sequences, config.expected_growth, total)
+    admission = Admission(
+        config.max_waiting_tokens, config.max_waiting_sequences, config.expected_growth, total, config.kv_promised
+    )
     return TorchEngine(info, runner, schedule, admission)
 
 

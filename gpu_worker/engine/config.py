@@ -20,4 +20,5 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     max_waiting_tokens: int = 16_384  # prompt tokens without a place in a step; more are refused with Overloaded
     max_waiting_sequences: int = 256
     expected_growth: float = 0.5  # share of max_tokens that admission reckons each choice will use
+    kv_promised: float = 1.0  # share of the pool that admission may promise; above 1 counts on answers that end early
     threads: int = 0  # torch's; 0 = one per core

@@ -49,7 +49,7 @@ class TorchEngine:
         self.info = info
         self._runner = runner
         self._schedule = schedule
-        self._pool = schedule.pool
+        self.pool = schedule.pool
         self._admission = admission
         self._clock = clock
         self._meters = Meters()
@@ -100,7 +100,7 @@ class TorchEngine:
         return bool(self._schedule.running or self._schedule.waiting or self._endings)
 
     def block_keys(self) -> list[bytes]:
-        return self._pool.keys()
+        return self.pool.keys()
 
     def step(self) -> StepResult:
         begin_s = self._clock()
@@ -120,7 +120,7 @@ class TorchEngine:
         duration_s = self._clock() - begin_s
         if pieces:
             self._meters.record(duration_s, prefill, decode)
-        stored, evicted = self._pool.take_changes()
+        stored, evicted = self.pool.take_changes()
         return StepResult(
             events=events,
             load=self._load(),
@@ -185,12 +185,12 @@ class TorchEngine:
         """Post-process one piece: its blocks, its token, its end."""
         sequence = outcome.piece.sequence
         if outcome.error:
-            self._pool.disown(sequence.blocks)
+            self.pool.disown(sequence.blocks)
             return self._finish(Ending(sequence, Reason.ERROR, sequence.output_tokens, message=outcome.error))
         sequence.advance(outcome.piece.count)
         full = outcome.piece.start // BLOCK_TOKENS
         for block, key in zip(sequence.blocks[full:], sequence.keys_up_to(sequence.computed)[full:], strict=False):
-            self._pool.publish(block, key)
+            self.pool.publish(block, key)
         return self._take(sequence, outcome.sampled) if outcome.sampled is not None else []
 
     def _take(self, sequence: Sequence, sampled: Sampled) -> list[Event]:
@@ -256,11 +256,11 @@ class TorchEngine:
             running_sequences=len(running),
             queued_prefill_tokens=waiting_tokens(waiting)
             + sum(one.uncomputed for one in running if one.uncomputed > 1),
-            free_blocks=self._pool.free,
-            cached_blocks=self._pool.cached,
-            used_blocks=self._pool.used,
-            committed_blocks=self._pool.used + growth,
-            total_blocks=self._pool.total,
+            free_blocks=self.pool.free,
+            cached_blocks=self.pool.cached,
+            used_blocks=self.pool.used,
+            committed_blocks=self.pool.used + growth,
+            total_blocks=self.pool.total,
             prefill_tokens_per_s=self._meters.prefill_tokens_per_s,
             decode_tokens_per_s=self._meters.decode_tokens_per_s,
             median_step_ms=self._meters.median_step_ms,

@@ -1,0 +1,167 @@
+"""Random traffic on tiny pools (B13, B16), and sequences that break (B25): nothing is lost, nobody else notices."""
+
+import random
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+
+from gpu_worker.engine.api import ChoicePlan, Reason
+
+PROMPTS = [list(range(3, 3 + length)) for length in (1, 15, 16, 17, 40, 60)] + [[9, 8, 7] * 9]
+
+
+@pytest.fixture(scope="module")
+def traffic(lab):
+    """The machine's class, bound to the tiny model."""
+    undisturbed = {}
+
+    def wanted(which: int, temperature: float, choice: int) -> list[int]:
+        if (which, temperature, choice) not in undisturbed:
+            plan = lab.plan("r", PROMPTS[which], max_tokens=20, temperature=temperature, choices=[ChoicePlan(choice)])
+            undisturbed[which, temperature, choice] = lab.answer(lab.engine(), plan)
+        return undisturbed[which, temperature, choice]
+
+    class Traffic(RuleBasedStateMachine):
+        @initialize(blocks=st.integers(6, 14), chunk=st.sampled_from([5, 16, 64]), most=st.integers(1, 5))
+        def start(self, blocks, chunk, most):
+            self.engine = lab.engine(blocks=blocks, prefill_chunk=chunk, max_sequences=most)
+            self.answers = lab.answers()
+            self.plans, self.gone, self.stopped = {}, set(), {}
+
+        @rule(
+            which=st.integers(0, len(PROMPTS) - 1),
+            n=st.integers(1, 3),
+            temperature=st.sampled_from([0.0, 1.5]),
+            steps=st.integers(0, 6),
+        )
+        def submit(self, which, n, temperature, steps):
+            request_id = f"r{len(self.plans)}"
+            choices = [ChoicePlan(i) for i in range(n)]
+            self.plans[request_id] = (which, temperature, n)
+            options = {"max_tokens": 20, "temperature": temperature}
+            self.engine.submit(lab.plan(request_id, PROMPTS[which], choices=choices, **options))
+            self.step(steps)
+
+        @rule(steps=st.integers(1, 12))
+        def step(self, steps):
+            for _ in range(steps):
+                lab.step(self.engine, self.answers)
+
+        @rule(data=st.data(), how=st.sampled_from(["abort", "park"]))
+        def leave(self, data, how):
+            if self.plans:
+                request_id = data.draw(st.sampled_from(sorted(self.plans)))
+                getattr(self.engine, how)(request_id, 1)
+                self.gone.add(request_id)
+
+        @rule(data=st.data(), choice=st.integers(0, 2))
+        def stop(self, data, choice):
+            if self.plans:
+                request_id = data.draw(st.sampled_from(sorted(self.plans)))
+                self.engine.stop_choice(request_id, 1, choice, 1)
+                self.gone.add(request_id)
+
+        @invariant()
+        def pool_is_whole(self):
+            if hasattr(self, "engine"):
+                self.engine.pool.check()
+
+        def teardown(self):
+            if not hasattr(self, "engine"):
+                return
+            lab.finish(self.engine, self.answers)
+            assert self.engine.pool.free + self.engine.pool.cached == self.engine.pool.total
+            for request_id, (which, temperature, n) in self.plans.items():
+                for choice in range(n):
+                    whole, got = wanted(which, temperature, choice), self.answers.ids.get((request_id, choice), [])
+                    assert got == (whole[: len(got)] if request_id in self.gone else whole)
+
+    return Traffic
+
+
+def test_random_traffic_on_a_tiny_pool_answers_as_if_undisturbed(traffic):
+    from hypothesis.stateful import run_state_machine_as_test
+
+    checks = [HealthCheck.too_slow, HealthCheck.data_too_large]
+    run_state_machine_as_test(
+        traffic,
+        settings=settings(max_examples=25, stateful_step_count=15, deadline=None, suppress_health_check=checks),
+    )
+
+
+def test_counts_never_drift_over_many_short_requests(lab):
+    """B16: shared prefixes, finishes and aborts mixed; at idle a prompt of full size still fits."""
+    rng = random.Random(16)
+    engine = lab.engine(blocks=16, max_sequences=8)
+    for i in range(600):
+        prompt = PROMPTS[rng.randrange(len(PROMPTS))]
+        engine.submit(
+            lab.plan(f"r{i}", prompt, max_tokens=2, choices=[ChoicePlan(c) for c in range(rng.randint(1, 2))])
+        )
+        if rng.random() < 0.4:
+            engine.step()
+        if rng.random() < 0.3:
+            engine.abort(f"r{rng.randint(max(0, i - 5), i)}", 1)
+        engine.pool.check()
+        while engine.has_work() and len(engine.pool.keys()) and rng.random() < 0.5:
+            engine.step()
+    lab.finish(engine)
+    load = engine.step().load
+    assert (load.used_blocks, load.committed_blocks, load.running) == (0, 0, [])
+    assert len(lab.answer(engine, lab.plan("full", [5] * 250, max_tokens=6))) == 6
+
+
+class Faulty:
+    """A decoder that breaks on one token id, as a kernel might: by raising, or by writing NaN as its K and V."""
+
+    def __init__(self, decoder, bad_token: int, how: str) -> None:
+        self._decoder, self._bad_token, self._how = decoder, bad_token, how
+        self.kv_shape = decoder.kv_shape
+
+    def forward(self, batch, kv):
+        bad = batch.token_ids == self._bad_token
+        if self._how == "raise" and bad.any():
+            raise RuntimeError("a kernel failed")
+        logits = self._decoder.forward(batch, kv)
+        rows = replace(batch, blocks=batch.blocks[bad], offsets=batch.offsets[bad])
+        for layer in range(kv.shape.layers):
+            kv.write(layer, rows, torch.full((1, 2, kv.shape.kv_heads, kv.shape.head_dim), torch.nan))
+        return logits
+
+
+@pytest.mark.parametrize("how", ["raise", "nan"])
+def test_a_sequence_that_breaks_a_step_ends_alone(lab, answers, how):
+    """B25: its neighbours in the same batch go on, and what it computed is found by nobody."""
+    engine = lab.engine(prefill_chunk=48)
+    good = [lab.plan(f"good{i}", [10 + i] * (12 + i), max_tokens=10) for i in range(2)]
+    bad = lab.plan("bad", [11] * 20 + [90] * 30, max_tokens=10)
+    calm = {plan.request_id: lab.answer(lab.engine(), plan) for plan in [*good, bad]}
+    healthy = engine._runner._decoder
+    engine._runner._decoder = Faulty(healthy, 90, how)
+    for plan in (good[0], bad, good[1]):
+        engine.submit(plan)
+    lab.finish(engine, answers)
+    end = answers.ends.pop(("bad", 0))
+    assert (end.reason, end.completion_tokens) == (Reason.ERROR, 0)
+    assert end.message
+    assert answers.ids == {(plan.request_id, 0): calm[plan.request_id] for plan in good}
+    engine._runner._decoder = healthy
+    assert lab.answer(engine, bad) == calm["bad"]
+
+
+def test_the_blocks_of_a_broken_sequence_come_back_clean(lab):
+    plans = [lab.plan(f"r{i}", [20 + i] * length, max_tokens=20) for i, length in enumerate((3, 40))]
+    calm = {(plan.request_id, 0): lab.answer(lab.engine(), plan) for plan in plans}
+    engine = lab.engine(blocks=8)
+    healthy = engine._runner._decoder
+    engine._runner._decoder = Faulty(healthy, 90, "nan")
+    engine.submit(lab.plan("bad", [90] * 120))
+    assert lab.finish(engine).ends["bad", 0].reason == Reason.ERROR
+    engine._runner._decoder = healthy
+    for plan in plans:
+        engine.submit(plan)
+    assert lab.finish(engine).ids == calm  # decoded together, masked where the shorter one has nothing
