@@ -64,7 +64,7 @@ DEFAULT_TENANT = Tenant("default", 4_000_000.0, 100_000.0, "high", salt_of("tena
 
 def hash_key(key: str) -> str:
     """How a key is written in the file."""
-    return "sha256:" + hashlib.sha256(key.encode()).hexdigest()
+    return "sha256:" + hashlib.sha256(key.encode(errors="surrogatepass")).hexdigest()
 
 
 def new_key() -> str:
@@ -104,8 +104,9 @@ class Tenants:
         taken, known or not: the OpenAI client insists on sending one.
         """
         key = (authorization or "").strip()
-        if key[:7].lower() == "bearer ":
-            key = key[7:].strip()
+        scheme, _, rest = key.partition(" ")
+        if scheme.lower() == "bearer":
+            key = rest.strip()
         if (tenant := self._by_hash.get(hash_key(key))) is not None:
             return tenant
         if not self.keys_required:

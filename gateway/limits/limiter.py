@@ -95,7 +95,7 @@ class Limiter:
         if wait_s > 0:
             self._refusals.labels(tenant.name).inc()
             raise QuotaExceeded(
-                f"{tenant.name}'s bucket does not cover this request now; it does in {wait_s:.1f} s",
+                f"{tenant.name}'s bucket does not cover this request now; it does in {math.ceil(wait_s)} s",
                 retry_after_s=wait_s + MARGIN_S,
             )
         return Reservation(self, tenant, cost, shared)
