@@ -66,7 +66,7 @@ class TenantRing:
 
     def __init__(self, quantum_tokens: float) -> None:
         self._quantum = quantum_tokens
-        # In ring order: the tenant whose turn it is comes first.
+        # In ring order. The tenant being served is last, and goes on while its deficit lasts.
         self._tenants: dict[str, _Tenant] = {}
 
     def __len__(self) -> int:
@@ -129,10 +129,10 @@ class TenantRing:
             most = max(tenant.deficit, tenant.requests[0].cost, self._quantum)
             given = tenant.deficit + quanta * self._quantum
             tenant.deficit = given if name == until else min(given, most)
+            if quanta == rounds:
+                passed.append(name)
             if name == until:
                 quanta -= 1
-            elif quanta == rounds:
-                passed.append(name)
         for name in passed:
             self._tenants[name] = self._tenants.pop(name)
 
