@@ -26,12 +26,11 @@ from gateway.tracing import RequestTrace, placed
 from mesh.blocks import chain_keys
 from mesh.clients.attempt import ChoiceEnd, Job, Tokens
 from mesh.clients.lease import Lease, LeaseLimits
-from mesh.clients.outcomes import FailureKind, Outcome, WorkerFailed, WorkerRefused
+from mesh.clients.outcomes import FailureKind, Outcome, Reason, WorkerFailed, WorkerRefused
 from mesh.clients.placement import Demand, Grant
 from mesh.clients.scheduler import Schedulers
 from mesh.clients.worker import Generation, Workers
 from mesh.errors import DeadlineExceeded, Internal, Overloaded, ShoalError, Unavailable, WorkerLost
-from shoal.types.v1 import types_pb2
 
 # A request that was placed this often is going round in circles.
 MAX_ATTEMPTS = 32
@@ -286,9 +285,9 @@ class Answer:
         """A worker ended a choice: for the client too, unless another worker is to go on with it."""
         self._tally.ended(end)
         choice = self._choices[end.choice]
-        if end.reason == types_pb2.FINISH_REASON_ERROR and choice.kept is None:
+        if end.reason == Reason.ERROR and choice.kept is None:
             raise WorkerFailed(FailureKind.STEP_ERROR, end.message or "the sequence failed in a step")
-        if end.reason == types_pb2.FINISH_REASON_PARKED and choice.kept is None:
+        if end.reason == Reason.PARKED and choice.kept is None:
             return
         yield from self._result(choice.end(end))
         if choice.reason is not None:

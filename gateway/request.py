@@ -14,7 +14,6 @@ from gateway.tenants import Tenant
 from mesh.clients.attempt import Meta
 from mesh.clients.usage import Usage
 from mesh.sampling import Sampling
-from shoal.types.v1 import types_pb2
 
 
 class Route(Enum):
@@ -90,7 +89,7 @@ class Request:
             request_id=self.request_id,
             tenant=self.tenant.name,
             model=self.model,
-            priority=types_pb2.Priority.Value(f"PRIORITY_{self.priority.upper()}"),
+            priority=self.priority,
             deadline_unix_ms=round((self.created_unix_s + left_s) * 1000),
             client_request_id=self.client_request_id,
         )

@@ -11,12 +11,12 @@ from shoal.worker.v1 import worker_pb2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Meta:
-    """Who asks; the same on every attempt. `priority` is a value of shoal.types.v1.Priority."""
+    """Who asks; the same on every attempt. `priority` is "high", "normal" or "batch"."""
 
     request_id: str
     tenant: str
     model: str
-    priority: int = types_pb2.PRIORITY_NORMAL
+    priority: str = "normal"
     deadline_unix_ms: int = 0
     client_request_id: str = ""
 
@@ -25,7 +25,7 @@ class Meta:
             request_id=self.request_id,
             tenant=self.tenant,
             model=self.model,
-            priority=types_pb2.Priority.ValueType(self.priority),
+            priority=types_pb2.Priority.Value(f"PRIORITY_{self.priority.upper()}"),
             attempt=attempt,
             deadline_unix_ms=self.deadline_unix_ms,
             client_request_id=self.client_request_id,
@@ -92,7 +92,7 @@ class Tokens:
 
 @dataclass(frozen=True, slots=True)
 class ChoiceEnd:
-    """The end of one choice here. `reason` is a value of shoal.types.v1.FinishReason."""
+    """The end of one choice here. `reason` is a value of outcomes.Reason, or one that only a newer worker knows."""
 
     choice: int
     reason: int

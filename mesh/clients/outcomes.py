@@ -32,6 +32,15 @@ class Outcome(IntEnum):
     ERROR = 4
 
 
+class Reason(IntEnum):
+    """Why a choice ended. Values are those of shoal.types.v1.FinishReason."""
+
+    STOP = 1
+    LENGTH = 2
+    PARKED = 3
+    ERROR = 4
+
+
 class WorkerRefused(Exception):
     """The granted worker did not take the request."""
 

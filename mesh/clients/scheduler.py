@@ -61,7 +61,7 @@ class Schedulers:
         live = [view.address for view in self._replicas.values() if not view.draining]
         return owner(f"{model}/{pool}", [address for address in live if address not in shun] or live)
 
-    def stub(self, address: str) -> scheduler_pb2_grpc.SchedulerServiceAsyncStub | None:
+    def stub(self, address: str) -> "scheduler_pb2_grpc.SchedulerServiceAsyncStub | None":
         """For leases: the replica's stub, None once it has left the targets."""
         return self._stubs.get(address)
 
@@ -89,7 +89,7 @@ class Schedulers:
                     self._forget(address)
             await asyncio.sleep(backoff.next_s())
 
-    async def _follow(self, address: str, stub: scheduler_pb2_grpc.SchedulerServiceAsyncStub, backoff: Backoff) -> None:
+    async def _follow(self, address: str, stub: "scheduler_pb2_grpc.SchedulerServiceAsyncStub", backoff: Backoff) -> None:
         """Take views until the stream ends or falls silent."""
         call = stub.WatchLoad(scheduler_pb2.WatchLoadRequest())
         try:
