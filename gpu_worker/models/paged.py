@@ -66,7 +66,8 @@ class PagedKv:
     def __init__(self, shape: KvShape, blocks: int, device: torch.device, dtype: torch.dtype) -> None:
         self.shape = shape
         size = (blocks, shape.layers, 2, BLOCK_TOKENS, shape.kv_heads, shape.head_dim)
-        self._pool = torch.zeros(size, device=device, dtype=dtype)
+        # Not zeroed: blocks are cleared as they are handed out, and pages that were never touched cost no memory.
+        self._pool = torch.empty(size, device=device, dtype=dtype)
         self._pages = self._pool.view(blocks * shape.layers * 2, BLOCK_TOKENS * shape.kv_heads * shape.head_dim)
 
     def write(self, layer: int, batch: Batch, kv: torch.Tensor) -> None:
