@@ -66,6 +66,11 @@ class WorkerSettings(ModelSettings):
         le=1,
         description="Share of max_tokens that admission reckons each choice will use.",
     )
+    kv_promised: float = Field(
+        _DEFAULTS.kv_promised,
+        gt=0,
+        description="Share of the KV pool that admission may promise. Above 1 counts on answers that end early.",
+    )
     threads: int = Field(_DEFAULTS.threads, ge=0, description="Threads of the engine's matrix work. 0 = one per core.")
 
     overdue_s: float = Field(
@@ -82,7 +87,8 @@ class WorkerSettings(ModelSettings):
 
     def engine(self) -> EngineConfig:
         """What the engine process is told."""
-        return EngineConfig(**{name: getattr(self, name) for name in EngineConfig.__struct_fields__})
+        shared = WorkerSettings.model_fields.keys() & set(EngineConfig.__struct_fields__)
+        return EngineConfig(**{name: getattr(self, name) for name in shared})
 
     def identity(self) -> str:
         """The worker's id: as set, or a fresh one. Call once per process."""

@@ -34,6 +34,7 @@ class Worker:
 
     def __init__(self, settings: WorkerSettings, telemetry: Telemetry, worker_id: str, version: str) -> None:
         self.port = 0
+        self.listening = asyncio.Event()
         self.bridge: Bridge | None = None
         self._settings = settings
         self._telemetry = telemetry
@@ -59,6 +60,7 @@ class Worker:
         server = Server(service.registration(), self._telemetry.server_interceptors(), self._in_flight)
         self.port = await server.start(self._settings.host, self._settings.port)
         ports = {"grpc_port": self.port, "metrics_port": self._telemetry.serve_metrics()}
+        self.listening.set()
         log.info("listening", extra={"fields": {"event": "listening", **ports}})
         async with asyncio.TaskGroup() as tasks:
             live = tasks.create_task(self._go_live(bridge, server, service))

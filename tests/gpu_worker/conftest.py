@@ -190,8 +190,9 @@ async def _rig(folder: Path, **settings: Any) -> AsyncIterator[Rig]:
         serving = asyncio.ensure_future(worker.serve(stopping))
         try:
             async with asyncio.timeout(60):
-                while not worker.port:
-                    await asyncio.sleep(0.01)
+                listening = asyncio.ensure_future(worker.listening.wait())
+                await asyncio.wait([listening, serving], return_when=asyncio.FIRST_COMPLETED)
+                assert listening.done(), serving.exception()
             async with connect(f"127.0.0.1:{worker.port}") as channel:
                 yield Rig(worker, folder, scheduler, channel, stopping, serving, telemetry)
         finally:

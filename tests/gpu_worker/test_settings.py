@@ -1,0 +1,65 @@
+"""The worker's settings and how they reach its engine."""
+
+import pytest
+
+from gpu_worker.engine.config import EngineConfig
+from gpu_worker.settings import WorkerSettings
+from mesh.settings import SettingsError, unknown_variables, variables
+
+
+def test_every_setting_of_the_engine_is_a_documented_variable() -> None:
+    known = variables(WorkerSettings)
+    for name in EngineConfig.__struct_fields__:
+        assert known[f"SHOAL_WORKER_{name.upper()}"] or name == "model"
+    assert all(known.values())
+
+
+def test_the_engine_is_told_what_the_environment_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SHOAL_WORKER_KV_BYTES", "512MiB")
+    monkeypatch.setenv("SHOAL_WORKER_PREFILL_CHUNK", "64")
+    monkeypatch.setenv("SHOAL_MODEL", "./somewhere")
+    config = WorkerSettings.load().engine()
+    assert (config.kv_bytes, config.prefill_chunk, config.model) == (512 * 1024 * 1024, 64, "./somewhere")
+
+
+def test_defaults_are_the_engines_own_but_for_the_device() -> None:
+    default, own = WorkerSettings.load(model="m").engine(), EngineConfig(model="m", device="auto")
+    assert default == own
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("DEVICE", "tpu"), ("PRECISION", "int1"), ("MAX_SEQUENCES", "0"), ("KV_BYTES", "lots")]
+)
+def test_a_value_that_cannot_be_used_is_named(monkeypatch: pytest.MonkeyPatch, name: str, value: str) -> None:
+    monkeypatch.setenv(f"SHOAL_WORKER_{name}", value)
+    with pytest.raises(SettingsError, match=f"SHOAL_WORKER_{name}"):
+        WorkerSettings.load()
+
+
+def test_a_mistyped_variable_is_reported_with_the_right_one() -> None:
+    [said] = unknown_variables(WorkerSettings, {"SHOAL_WORKER_PREFIL_CHUNK": "1"})
+    assert "SHOAL_WORKER_PREFILL_CHUNK" in said
+
+
+@pytest.mark.parametrize(
+    ("given", "address"),
+    [
+        ({"host": "127.0.0.1"}, "127.0.0.1:7"),
+        ({"host": "0.0.0.0", "advertise_host": "worker-3"}, "worker-3:7"),
+        ({"host": "::1"}, "[::1]:7"),
+    ],
+)
+def test_peers_are_told_an_address_that_they_can_call(given: dict[str, str], address: str) -> None:
+    assert WorkerSettings.load(**given).advertised(7) == address
+
+
+def test_a_worker_that_listens_everywhere_is_reached_by_its_machines_name() -> None:
+    host, _, port = WorkerSettings.load(host="0.0.0.0").advertised(7).rpartition(":")
+    assert port == "7"
+    assert host not in ("", "0.0.0.0")
+
+
+def test_each_process_start_has_an_identity_of_its_own() -> None:
+    settings = WorkerSettings.load()
+    assert settings.identity() != settings.identity()
+    assert WorkerSettings.load(worker_id="w-1").identity() == "w-1"
