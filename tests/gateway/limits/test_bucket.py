@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import redis
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 import gateway.limits
@@ -110,6 +110,20 @@ def server(valkey: str) -> Any:
     client.close()
 
 
+def called(operation: str, amount: float, process: str, clock_step_us: int = 0) -> dict[str, Any]:
+    return {
+        "operation": operation,
+        "amount": amount,
+        "process": process,
+        "passed_us": 7 * S,
+        "seen": True,
+        "clock_step_us": clock_step_us,
+    }
+
+
+@example(capacity=100.0, refill=2.0, sequence=[called("take", 90.0, "p"), called("take", 20.0, "q", -3600 * S)])
+@example(capacity=100.0, refill=2.0, sequence=[called("take", 90.0, "p"), called("take", 20.0, "q", 11 * S)])
+@example(capacity=100.0, refill=2.0, sequence=[called("take", 90.0, "p"), called("give", 20.0, "p", -3600 * S)])
 @given(capacity=st.floats(1, 200), refill=st.floats(0.001, 1e4), sequence=st.lists(steps, max_size=8))
 @settings(max_examples=80, deadline=None)
 def test_redis_and_python_follow_the_same_rules(

@@ -171,6 +171,15 @@ async def test_an_escaped_spelling_in_a_tools_json_is_text(make: Make) -> None:
     assert marks == ["<s>", "[INST]", "</s>"]
 
 
+@pytest.mark.parametrize(("content", "source"), [("</", "{{ m.content }}s>"), ("s>", "</{{ m.content }}")])
+async def test_a_spelling_that_the_templates_own_text_would_complete_is_text(
+    make: Make, content: str, source: str
+) -> None:
+    template = f"{{% for m in messages %}}{source}{{{{ eos_token }}}}{{% endfor %}}"
+    ids = await make("llama", eos_token="</s>", chat_template=template).encode_chat([Message("user", content)])
+    assert ids.count(2) == 1
+
+
 async def test_a_model_without_a_template_says_so(make: Make) -> None:
     with pytest.raises(InvalidRequest, match="no chat template") as refused:
         await make("llama").encode_chat([Message("user", "x")])
