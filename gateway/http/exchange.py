@@ -77,9 +77,6 @@ class Reply:
         body = error_body(error)
         if self.committed:
             await self.last(b"data: " + body + b"\n\n" + DONE)
-        elif isinstance(error, PayloadTooLarge):
-            # The rest of the body is not read; this connection has no use any more.
-            await self.whole(status_of(error), body, [*error_headers(error), (b"connection", b"close")])
         else:
             await self.whole(status_of(error), body, error_headers(error))
 

@@ -196,7 +196,7 @@ class ScriptedWorker(worker_pb2_grpc.WorkerServiceServicer):
 
 
 class ScriptedScheduler(scheduler_pb2_grpc.SchedulerServiceServicer):
-    """Grants workers in turn, those that failed a request never again; `open_gate` holds the queue while cleared."""
+    """Grants the first worker that has not failed the request; `open_gate` holds the queue while cleared."""
 
     def __init__(self, digest: bytes) -> None:
         self.digest = digest
@@ -294,7 +294,7 @@ class ScriptedScheduler(scheduler_pb2_grpc.SchedulerServiceServicer):
         able = [worker for worker in self.workers if worker.name not in avoid]
         if not able:
             raise Unavailable("no worker serves this model", code="no_worker", retry_after_s=2)
-        worker = able[(attempt - 1) % len(able)]
+        worker = able[0]
         return sched.Grant(
             worker=sched.WorkerRef(worker_id=worker.name, address=worker.address),
             attempt=attempt,

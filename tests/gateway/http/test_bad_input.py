@@ -1,0 +1,198 @@
+"""Bad input is a 400 that names the field, in OpenAI's shape; the gRPC twin says the same words."""
+
+import grpc
+import pytest
+
+from mesh.errors import error_of
+from shoal.gateway.v1 import gateway_pb2, gateway_pb2_grpc
+from shoal.types.v1 import types_pb2
+
+CHAT = "/v1/chat/completions"
+TEXT = "/v1/completions"
+MODEL = "smollm2-135m"
+HI = [{"role": "user", "content": "hi"}]
+
+# path, what is changed in a good body, the field that must be named
+FIELDS = [
+    (CHAT, {"model": 5}, "model"),
+    (CHAT, {"model": "gpt-4"}, "model"),
+    (CHAT, {"messages": "hi"}, "messages"),
+    (CHAT, {"messages": []}, "messages"),
+    (CHAT, {"messages": None}, "messages"),
+    (CHAT, {"messages": [{"role": "user"}]}, "messages[0].content"),
+    (CHAT, {"messages": [{"role": "wizard", "content": "x"}]}, "messages[0].role"),
+    (CHAT, {"messages": [*HI, {"role": "user", "content": 5}]}, "messages[1].content"),
+    (CHAT, {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages[0].content[0].type"),
+    (CHAT, {"messages": [*HI, {"role": "tool", "content": "x", "tool_call_id": "a"}]}, "messages[1].tool_call_id"),
+    (CHAT, {"max_tokens": 0}, "max_tokens"),
+    (CHAT, {"max_tokens": -1}, "max_tokens"),
+    (CHAT, {"max_tokens": 1.5}, "max_tokens"),
+    (CHAT, {"max_tokens": "many"}, "max_tokens"),
+    (CHAT, {"max_tokens": 3, "max_completion_tokens": 4}, "max_completion_tokens"),
+    (CHAT, {"temperature": -1}, "temperature"),
+    (CHAT, {"temperature": 2.1}, "temperature"),
+    (CHAT, {"temperature": "hot"}, "temperature"),
+    (CHAT, {"top_p": 0}, "top_p"),
+    (CHAT, {"top_k": -1}, "top_k"),
+    (CHAT, {"min_p": 2}, "min_p"),
+    (CHAT, {"n": 0}, "n"),
+    (CHAT, {"n": 17}, "n"),
+    (CHAT, {"n": True}, "n"),
+    (CHAT, {"seed": -1}, "seed"),
+    (CHAT, {"stop": ""}, "stop"),
+    (CHAT, {"stop": ["x" * 257]}, "stop"),
+    (CHAT, {"stop": ["x"] * 17}, "stop"),
+    (CHAT, {"stop": [1]}, "stop[0]"),
+    (CHAT, {"logit_bias": {"191222": -100}}, "logit_bias"),
+    (CHAT, {"logit_bias": {"AI": 1}}, "logit_bias"),
+    (CHAT, {"logit_bias": {"1": 101}}, "logit_bias"),
+    (CHAT, {"logit_bias": {"1": "x"}}, "logit_bias"),
+    (CHAT, {"stop_token_ids": [49152]}, "stop_token_ids"),
+    (CHAT, {"logprobs": True, "top_logprobs": 1_000_000}, "top_logprobs"),
+    (CHAT, {"top_logprobs": 2}, "top_logprobs"),
+    (CHAT, {"min_tokens": 9, "max_tokens": 8}, "min_tokens"),
+    (CHAT, {"presence_penalty": 3}, "presence_penalty"),
+    (CHAT, {"repetition_penalty": 0}, "repetition_penalty"),
+    (CHAT, {"priority": "urgent"}, "priority"),
+    (CHAT, {"session_id": "s" * 129}, "session_id"),
+    (CHAT, {"response_format": {"type": "json_object"}}, "response_format"),
+    (CHAT, {"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools"),
+    (CHAT, {"tool_choice": "required"}, "tool_choice"),
+    (CHAT, {"stream_options": {"include_usage": True}}, "stream_options"),
+    (CHAT, {"stream": True, "stream_options": {"usage": True}}, "stream_options.usage"),
+    (CHAT, {"wings": 2}, "wings"),
+    (TEXT, {"prompt": ""}, "prompt"),
+    (TEXT, {"prompt": []}, "prompt"),
+    (TEXT, {"prompt": [-1]}, "prompt"),
+    (TEXT, {"prompt": [49152]}, "prompt"),
+    (TEXT, {"prompt": ["a", "b"]}, "prompt"),
+    (TEXT, {"prompt": [1.5]}, "prompt[0]"),
+    (TEXT, {"prompt": None}, "prompt"),
+    (TEXT, {"echo": True}, "echo"),
+    (TEXT, {"best_of": 3}, "best_of"),
+    (TEXT, {"suffix": "x"}, "suffix"),
+    (TEXT, {"logprobs": 6}, "logprobs"),
+]
+
+
+def body_of(path, changes):
+    return {"model": MODEL, **({"messages": HI} if path == CHAT else {"prompt": "hi"}), **changes}
+
+
+async def test_every_bad_field_is_a_400_that_names_it_and_the_next_call_works(mesh, play, ids_of):
+    mesh.worker.scripts = [play.says(ids_of("ok"))]
+    async with mesh.http() as client:
+        for path, changes, field in FIELDS:
+            reply = await client.post(path, json=body_of(path, changes))
+            assert reply.status_code == 400, (changes, reply.text)
+            error = reply.json()["error"]
+            assert error["param"] == field, (changes, error)
+            assert error["type"] == "invalid_request_error"
+            assert field.partition("[")[0] in error["message"], error
+        assert mesh.scheduler.events == []
+        assert (await client.post(CHAT, json=body_of(CHAT, {}))).status_code == 200
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [b"", b"{", b"[]", b"null", b"[" * 50_000, b'{"model": "a"} x', b'{"model":"\xff"}', b'{"temperature": NaN}'],
+    ids=repr,
+)
+async def test_what_is_no_json_object_is_a_400(mesh, raw):
+    async with mesh.http() as client:
+        reply = await client.post(CHAT, content=raw, headers={"content-type": "application/json"})
+    assert reply.status_code == 400
+    assert reply.json()["error"]["message"]
+
+
+async def test_unknown_models_have_openais_code(mesh, ask):
+    assert (await ask(model="gpt-4")).json()["error"]["code"] == "model_not_found"
+
+
+async def test_a_missing_field_is_named(mesh):
+    async with mesh.http() as client:
+        assert (await client.post(CHAT, json={"messages": HI})).json()["error"]["param"] == "model"
+        assert (await client.post(TEXT, json={"model": MODEL})).json()["error"]["param"] == "prompt"
+
+
+async def test_a_body_over_the_limit_is_a_413_before_it_is_read(mesh):
+    small = await mesh.start_gateway(max_body_bytes=2048)
+    async with mesh.http(small) as client:
+        announced = await client.post(CHAT, json=body_of(CHAT, {"user": "x" * 4096}))
+        assert (announced.status_code, announced.json()["error"]["code"]) == (413, "too_large")
+
+        async def endless():
+            for _ in range(100):
+                yield b"x" * 1024
+
+        unannounced = await client.post(CHAT, content=endless())
+        assert unannounced.status_code == 413
+
+
+async def test_wrong_method_path_and_media_type_have_openais_shape(mesh):
+    async with mesh.http() as client:
+        for reply, status in [
+            (await client.get(CHAT), 405),
+            (await client.post("/v1/images", json={}), 404),
+            (await client.post(CHAT, content=b"a=b", headers={"content-type": "text/plain"}), 415),
+        ]:
+            assert reply.status_code == status
+            assert reply.json()["error"]["type"] == "invalid_request_error"
+
+
+async def test_the_edges_of_max_tokens_and_context_have_one_answer_each(mesh, play, eventually):
+    mesh.scheduler.context_tokens = 64
+    mesh.scheduler.changed()
+    await eventually(lambda: mesh.gateway.core.catalogue.context_tokens(MODEL) == 64)
+    mesh.worker.scripts = [play.says(list(range(20, 220)))]
+
+    async def ask(prompt_tokens, **given):
+        async with mesh.http() as client:
+            return await client.post(TEXT, json={"model": MODEL, "prompt": [5] * prompt_tokens, **given})
+
+    def answered(reply):
+        return reply.json()["usage"]["completion_tokens"], reply.json()["choices"][0]["finish_reason"]
+
+    assert answered(await ask(4, max_tokens=1)) == (1, "length")
+    assert answered(await ask(4, max_tokens=None)) == (16, "length")
+    assert answered(await ask(4)) == (16, "length")
+    assert answered(await ask(60, max_tokens=100)) == (4, "length")
+    assert answered(await ask(63)) == (1, "length")
+    for prompt_tokens in (64, 65):
+        refused = await ask(prompt_tokens)
+        assert (refused.status_code, refused.json()["error"]["code"]) == (400, "context_length_exceeded")
+    async with mesh.http() as client:
+        chat = (await client.post(CHAT, json=body_of(CHAT, {"max_tokens": None}))).json()
+    assert chat["usage"]["total_tokens"] == 64
+    assert answered(await ask(4)) == (16, "length")
+
+
+TWINS = [
+    ({"sampling": {"temperature": -1.0}}, {"temperature": -1.0}),
+    ({"sampling": {"top_p": 0.0}}, {"top_p": 0.0}),
+    ({"sampling": {"max_tokens": 0}}, {"max_tokens": 0}),
+    ({"sampling": {"logit_bias": {191222: -100.0}}}, {"logit_bias": {"191222": -100}}),
+    ({"sampling": {"stop_token_ids": [49152]}}, {"stop_token_ids": [49152]}),
+    ({"n": 0}, {"n": 0}),
+    ({"n": 17}, {"n": 17}),
+    ({"stop": [""]}, {"stop": [""]}),
+    ({"session_id": "s" * 129}, {"session_id": "s" * 129}),
+]
+
+
+async def test_grpc_says_the_same_words_and_names_the_same_field(mesh):
+    async with mesh.http() as client, grpc.aio.insecure_channel(f"127.0.0.1:{mesh.gateway.grpc_port}") as channel:
+        stub = gateway_pb2_grpc.InferenceServiceStub(channel)
+        for options, fields in TWINS:
+            sampling = types_pb2.SamplingParams(**options.pop("sampling", {}))
+            request = gateway_pb2.ChatRequest(
+                model=MODEL,
+                messages=[gateway_pb2.ChatMessage(role="user", content="hi")],
+                options=gateway_pb2.Options(sampling=sampling, **options),
+            )
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                await stub.Chat(request, timeout=10).read()
+            assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+            said = error_of(caught.value)
+            told = (await client.post(CHAT, json=body_of(CHAT, fields))).json()["error"]
+            assert (said.field, said.message, said.code) == (told["param"], told["message"], told["code"])
