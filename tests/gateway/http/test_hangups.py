@@ -102,7 +102,7 @@ async def test_a_neighbour_notices_nothing(mesh, play, ids_of, ask, eventually):
 
 
 async def test_while_sending_the_body(mesh, eventually):
-    reader, writer = await asyncio.open_connection("127.0.0.1", mesh.gateway.http_port)
+    _, writer = await asyncio.open_connection("127.0.0.1", mesh.gateway.http_port)
     writer.write(b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 100\r\n\r\n{")
     await writer.drain()
     await eventually(lambda: mesh.gateway.core.in_flight.count)
