@@ -38,6 +38,18 @@ _ARCHITECTURES = {"llama": "LlamaForCausalLM"}
 _DAMAGE = (ValueError, IndexError, KeyError, OSError, OverflowError, TypeError)  # what GGUFReader raises on bad bytes
 
 
+class _PlainReader(gguf.GGUFReader):
+    """GGUFReader over a plain array: slicing np.memmap is slow, and a vocabulary takes 250,000 slices."""
+
+    @property
+    def data(self) -> np.ndarray:  # type: ignore[override]
+        return self._data
+
+    @data.setter
+    def data(self, mapped: np.ndarray) -> None:
+        self._data = np.asarray(mapped)
+
+
 class GgufCheckpoint:
     """One GGUF file, memory-mapped; a tensor is dequantized when read."""
 
@@ -45,7 +57,7 @@ class GgufCheckpoint:
         self.source = path
         self.files = [path]
         try:
-            self._reader = gguf.GGUFReader(path)
+            self._reader = _PlainReader(path)
         except _DAMAGE as error:
             raise LoadError(path, f"not a whole GGUF file ({error}); fetch it again") from error
         self._tensors = {hf_name(tensor.name): tensor for tensor in self._reader.tensors}
@@ -66,7 +78,8 @@ class GgufCheckpoint:
             raise LoadError(
                 self.source, f"cannot dequantize {tensor.tensor_type.name}: {error}", tensor=name
             ) from error
-        weight = torch.from_numpy(np.ascontiguousarray(array, dtype=np.float32).copy())
+        # An unquantized tensor is a view of the file, which torch must not be given to write to.
+        weight = torch.from_numpy(array if array.flags.writeable else array.astype(np.float32))
         if self._arch == "llama":
             for projection, heads in (("q_proj", "num_attention_heads"), ("k_proj", "num_key_value_heads")):
                 if f".self_attn.{projection}." in name:
