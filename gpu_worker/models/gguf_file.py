@@ -41,8 +41,8 @@ _DAMAGE = (ValueError, IndexError, KeyError, OSError, OverflowError, TypeError) 
 class _PlainReader(gguf.GGUFReader):
     """GGUFReader over a plain array: slicing np.memmap is slow, and a vocabulary takes 250,000 slices."""
 
-    @property
-    def data(self) -> np.ndarray:  # type: ignore[override]
+    @property  # type: ignore[override]
+    def data(self) -> np.ndarray:
         return self._data
 
     @data.setter
