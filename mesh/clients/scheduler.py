@@ -102,7 +102,8 @@ class Schedulers:
                 self._replicas[address] = replica_view(address, load)
                 self._announce()
         except grpc.aio.AioRpcError as error:
-            log.debug("scheduler %s: %s", address, error.details())
+            level = logging.WARNING if address in self._replicas else logging.DEBUG
+            log.log(level, "scheduler %s is lost: %s", address, error.details())
         except TimeoutError:
             log.warning("scheduler %s has been silent for %.0f s", address, SILENT_S)
         finally:
@@ -110,7 +111,6 @@ class Schedulers:
 
     def _forget(self, address: str) -> None:
         if self._replicas.pop(address, None) is not None:
-            log.warning("lost scheduler %s", address)
             self._announce()
 
     def _announce(self) -> None:
