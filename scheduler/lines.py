@@ -12,7 +12,7 @@ import numpy as np
 
 from scheduler.demand import class_name
 from scheduler.fairness import Shape, Waiting
-from scheduler.placement import Ask, Placement, PlacementPolicy, place, roomiest
+from scheduler.placement import Ask, Placement, PlacementPolicy, place, roomiest, spare_blocks
 from scheduler.queue import Line, QueuePolicy
 from scheduler.registry import Registry
 
@@ -22,19 +22,27 @@ MOST_MISSES = 64
 
 @dataclass(slots=True)
 class Misses:
-    """What did not fit in this round. Room only shrinks within one, so whatever needs as much need not be tried."""
+    """What did not fit in this round. Room only shrinks within one, so whatever needs as much need not be tried.
 
+    `spare` = most blocks that anything could be given when the round began.
+    """
+
+    spare: float
     count: int = 0
-    _needs: dict[Shape, list[tuple[int, int]]] = field(default_factory=dict)
+    _needs: dict[Shape, list[tuple[float, int]]] = field(default_factory=dict)
 
     def add(self, waiting: Waiting) -> None:
         self.count += 1
-        self._needs.setdefault(waiting.shape, []).append((waiting.blocks, waiting.span_tokens))
+        # Too many blocks for anybody: so are all that need more than there are, however short.
+        need = (self.spare + 1, 0) if waiting.blocks > self.spare else (waiting.blocks, waiting.span_tokens)
+        self._needs.setdefault(waiting.shape, []).append(need)
 
     def cover(self, waiting: Waiting) -> bool:
         """Whether something of the same shape that needs no more than this was tried in vain."""
-        needs = self._needs.get(waiting.shape, ())
-        return any(waiting.blocks >= blocks and waiting.span_tokens >= span for blocks, span in needs)
+        for blocks, span in self._needs.get(waiting.shape, ()):
+            if waiting.blocks >= blocks and waiting.span_tokens >= span:
+                return True
+        return False
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,9 +88,10 @@ class Lines:
     ) -> Iterator[tuple[Waiting, Placement]]:
         """Grants of one line. The caller books each on its worker before asking for the next."""
         line = self._lines.get(key)
-        if not line:
+        spare = spare_blocks(key, workers, self._placement, now) if line else 0
+        if not line or not spare:
             return
-        misses = Misses()
+        misses = Misses(spare)
         held = np.zeros(len(workers.rows), np.bool_)
         while misses.count < MOST_MISSES and (waiting := line.pick(now, misses.cover)) is not None:
             ask = ask_of(waiting)

@@ -118,19 +118,35 @@ def _queued_ms(rows: NDArray[np.void], policy: PlacementPolicy) -> Floats:
     return tokens / _rate(rows, policy) * 1_000
 
 
-def _has_room(ask: Ask, workers: Registry, policy: PlacementPolicy) -> Mask:
-    rows = workers.rows
+def _takes_more(rows: NDArray[np.void], policy: PlacementPolicy) -> Mask:
+    """Workers with room as far as that does not depend on the request."""
     sequences = rows["sequences"] + rows["pending_sequences"]
     mask: Mask = (
         ~rows["refuses"]
         & ~rows["full"]
-        & (rows["capacity_tokens"] >= ask.span_tokens)
         & (_queued_ms(rows, policy) < policy.room_prefill_ms)
         & (sequences < rows["max_sequences"] + policy.look_ahead_sequences)
+    )
+    return mask
+
+
+def _has_room(ask: Ask, workers: Registry, policy: PlacementPolicy) -> Mask:
+    rows = workers.rows
+    mask: Mask = (
+        _takes_more(rows, policy)
+        & (rows["capacity_tokens"] >= ask.span_tokens)
         # One that needs more than the whole pool (many choices) runs when it has the pool to itself.
         & (uncommitted_blocks(rows) >= np.minimum(ask.blocks, rows["total_blocks"]))
     )
     return mask
+
+
+def spare_blocks(line: tuple[str, str], workers: Registry, policy: PlacementPolicy, now: float) -> float:
+    """Most blocks that a request of this line could be given now. 0 = no worker takes any, inf = a pool is idle."""
+    mask = usable(workers.of_line(line), workers, policy, now) & _takes_more(workers.rows, policy)
+    rows = workers.rows[mask & ~workers.rows["draining"]]
+    spare = uncommitted_blocks(rows)
+    return float("inf") if (spare == rows["total_blocks"]).any() else float(spare.max(initial=0))
 
 
 def uncommitted_blocks(rows: NDArray[np.void]) -> NDArray[np.int64]:

@@ -78,6 +78,7 @@ class Registry:
         self._kinds: dict[Pins, int] = {}
         self._domains: dict[str, int] = {"": 0}
         self._matching: dict[Pins, Mask] = {}
+        self._of_line: dict[tuple[str, str], Mask] = {}
 
     def __iter__(self) -> Iterator[Worker]:
         return iter(self._workers.values())
@@ -108,7 +109,7 @@ class Registry:
         row["domain"] = self._domains.setdefault(hello.fault_domain, len(self._domains))
         row["total_blocks"], row["max_sequences"] = hello.total_blocks, hello.max_sequences
         row["capacity_tokens"] = min(hello.context_tokens, hello.total_blocks * BLOCK_TOKENS)
-        self._matching.clear()
+        self._forget_masks()
         return worker
 
     def detach(self, worker: Worker) -> None:
@@ -116,7 +117,11 @@ class Registry:
         del self._workers[worker.hello.worker_id], self._by_slot[worker.slot]
         self.rows[worker.slot] = np.zeros((), ROW)
         self.prefixes.clear(worker.slot)
+        self._forget_masks()
+
+    def _forget_masks(self) -> None:
         self._matching.clear()
+        self._of_line.clear()
 
     def report(self, worker: Worker, load: Load, now: float) -> bool:
         """Take a Load; returns whether block events were lost, so that a snapshot must be ordered.
@@ -170,11 +175,24 @@ class Registry:
         """Attached workers that are what the pins say: [slot]. Cached until one comes or goes."""
         mask = self._matching.get(pins)
         if mask is None:
-            kinds = [number for kind, number in self._kinds.items() if _serves(kind, pins)]
-            mask = self.rows["attached"] & np.isin(self.rows["kind"], kinds)
+            mask = self._of_kinds([number for kind, number in self._kinds.items() if _serves(kind, pins)])
             if len(self._matching) >= MOST_CACHED:
                 self._matching.clear()
             self._matching[pins] = mask
+        return mask
+
+    def of_line(self, line: tuple[str, str]) -> Mask:
+        """Attached workers of a (model, pool), whatever their other pins: [slot]. Cached likewise."""
+        mask = self._of_line.get(line)
+        if mask is None:
+            mask = self._of_kinds([number for kind, number in self._kinds.items() if kind.line == line])
+            if len(self._of_line) >= MOST_CACHED:
+                self._of_line.clear()
+            self._of_line[line] = mask
+        return mask
+
+    def _of_kinds(self, kinds: list[int]) -> Mask:
+        mask: Mask = self.rows["attached"] & np.isin(self.rows["kind"], kinds)
         return mask
 
     def slots_of(self, worker_ids: frozenset[str]) -> list[int]:

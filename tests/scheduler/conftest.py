@@ -2,9 +2,10 @@
 
 import asyncio
 import itertools
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import grpc
@@ -143,11 +144,19 @@ class Mesh:
     registry: CollectorRegistry
     server: Server
     stub: Any
+    eventually: Any
     _workers: list[FakeWorker] = field(default_factory=list)
     _leases: list[FakeGateway] = field(default_factory=list)
 
     async def worker(self, worker_id: str = "w1", load: dict[str, Any] | None = None, **hello: Any) -> FakeWorker:
-        """A worker that has attached and is seen by the replica."""
+        """A worker whose first report the replica has taken."""
+        worker = await self.stranger(worker_id, load, **hello)
+        await self.eventually(lambda: worker.got("welcome"), every_s=0.005)
+        await self.eventually(lambda: self.dispatcher.fleet.workers.get(worker_id).seq, every_s=0.005)
+        return worker
+
+    async def stranger(self, worker_id: str = "w1", load: dict[str, Any] | None = None, **hello: Any) -> FakeWorker:
+        """A worker that has said hello and reported; the replica may not take it."""
         values = {
             "address": f"{worker_id}:1",
             "model": MODEL,
@@ -198,18 +207,19 @@ FAST = Policies(
 
 
 @asynccontextmanager
-async def _mesh(policies: Policies) -> AsyncIterator[Mesh]:
+async def _mesh(
+    eventually: Any, policies: Policies, interceptors: Sequence[grpc.aio.ServerInterceptor] = ()
+) -> AsyncIterator[Mesh]:
     registry = CollectorRegistry()
     loop = asyncio.get_running_loop()
     dispatcher = Dispatcher(policies, loop.time())
     service = SchedulerService(dispatcher, Metrics(registry), "s1", loop.time)
-    server = Server(
-        {"shoal.scheduler.v1.SchedulerService": lambda s: rpc.add_SchedulerServiceServicer_to_server(service, s)}
-    )
+    services = {"shoal.scheduler.v1.SchedulerService": partial(rpc.add_SchedulerServiceServicer_to_server, service)}
+    server = Server(services, interceptors)
     port = await server.start("127.0.0.1", 0)
     ticking = asyncio.ensure_future(service.run(0.02))
     async with connect(f"127.0.0.1:{port}") as channel:
-        mesh = Mesh(service, dispatcher, registry, server, rpc.SchedulerServiceStub(channel))
+        mesh = Mesh(service, dispatcher, registry, server, rpc.SchedulerServiceStub(channel), eventually)
         yield mesh
         await mesh.close()
         await service.drain(2)
@@ -219,12 +229,12 @@ async def _mesh(policies: Policies) -> AsyncIterator[Mesh]:
 
 
 @pytest_asyncio.fixture
-async def mesh() -> AsyncIterator[Mesh]:
-    async with _mesh(FAST) as mesh:
+async def mesh(eventually: Any) -> AsyncIterator[Mesh]:
+    async with _mesh(eventually, FAST) as mesh:
         yield mesh
 
 
 @pytest.fixture
-def mesh_with() -> Callable[..., Any]:
+def mesh_with(eventually: Any) -> Callable[..., Any]:
     """`async with mesh_with(queue=QueuePolicy(...)) as mesh`: other policies than the usual ones."""
-    return lambda **given: _mesh(replace(FAST, **given))
+    return lambda interceptors=(), **given: _mesh(eventually, replace(FAST, **given), interceptors)
