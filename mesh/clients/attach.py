@@ -44,6 +44,7 @@ class Attacher:
         self._worker = worker
         self._targets = targets
         self._claims = Claims()
+        self._missed: set[str] = set()  # addresses whose absence has been told since they were last attached
 
     @property
     def replicas(self) -> frozenset[str]:
@@ -63,7 +64,6 @@ class Attacher:
     async def _stay(self, address: str) -> None:
         """Attach again and again. Each try has a fresh channel, so the transport's own back-off never adds to ours."""
         backoff = Backoff()
-        told = ""
         while True:
             try:
                 async with connect(address) as channel, status_as_errors():
@@ -71,9 +71,9 @@ class Attacher:
             except Superseded:
                 log.info("scheduler %s is attached through another address", address)
             except ShoalError as error:
-                if error.message != told:  # the same trouble is told once
+                if address not in self._missed:
                     log.warning("not attached to scheduler %s: %s", address, error.message)
-                told = error.message
+                self._missed.add(address)
             await asyncio.sleep(backoff.next_s())
 
     async def _attach(self, channel: grpc.aio.Channel, address: str, backoff: Backoff) -> None:
@@ -83,6 +83,7 @@ class Attacher:
             try:
                 replica = await _welcome(call)
                 backoff.reset()
+                self._missed.discard(address)
                 log.info("attached to scheduler %s at %s", replica, address)
                 await self._obey(call, address, journal)
             finally:
