@@ -5,8 +5,15 @@ from typing import Any
 
 import grpc
 import pytest
+from prometheus_client import CollectorRegistry
 
+from gpu_worker.engine.api import Logprob, TokensEvent
+from gpu_worker.identity import Identity
+from gpu_worker.metrics import WorkerMetrics
+from gpu_worker.record import Record
+from gpu_worker.service import plan_of, said
 from mesh.errors import error_of
+from shoal.channel import MAX_MESSAGE_BYTES
 from shoal.types.v1 import types_pb2
 from shoal.worker.v1 import worker_pb2
 
@@ -248,6 +255,37 @@ async def test_a_client_that_does_not_read_holds_up_nobody(rig: Any, eventually:
     await eventually(lambda: not rig.bridge.load.running)
     rest = await collect(slow)
     assert sum(len(response.tokens.ids) for response in rest) == 599
+
+
+async def test_what_piled_up_for_a_slow_client_leaves_in_messages_far_under_the_limit(rig: Any) -> None:
+    identity = Identity("w", rig.bridge.info)
+    plan = plan_of(rig.request())
+    logprobs = [Logprob(token % 256, -1.5, [(top, -2.5) for top in range(20)]) for token in range(5000)]
+    event = TokensEvent("r", 1, 0, 0, [token % 256 for token in range(5000)], logprobs)
+    responses = list(said([event], Record(plan, WorkerMetrics(CollectorRegistry())), identity))
+    assert ids_of(responses) == event.ids
+    assert sum(len(response.tokens.logprobs) for response in responses) == 5000
+    assert max(response.ByteSize() for response in responses) < MAX_MESSAGE_BYTES / 8
+
+
+async def test_a_client_that_is_gone_while_it_does_not_read_frees_all_too(rig: Any, eventually: Any) -> None:
+    deaf = rig.stub.Generate(rig.request(sampling=sampling(max_tokens=8000, top_logprobs=20)), timeout=30)
+    await eventually(lambda: max(rig.bridge.load.computed.values(), default=0) > 500)
+    deaf.cancel()
+    await eventually(lambda: rig.idle, timeout_s=1)
+
+
+async def test_a_request_without_room_is_refused_with_the_time_to_come_back(rig: Any, eventually: Any) -> None:
+    calls = [rig.stub.Generate(rig.request(prompt_ids=[40 + n] * 7000), timeout=20) for n in range(3)]
+    reading = [asyncio.ensure_future(collect(call)) for call in calls]
+    await eventually(lambda: len(rig.bridge.load.running) >= 2)
+    error = await error_from(rig.stub.Generate(rig.request(prompt_ids=[50] * 8000), timeout=5))
+    assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+    assert error_of(error).code == "no_room"
+    assert error_of(error).retry_after_s > 0
+    for task in reading:
+        task.cancel()
+    await eventually(lambda: rig.idle, timeout_s=1)
 
 
 async def test_a_waiting_request_hears_progress_four_times_a_second(rig: Any) -> None:
