@@ -1,0 +1,254 @@
+"""The schedulers' client against real servers: who owns what, and leases that outlive their scheduler."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import grpc
+import pytest
+
+from mesh.clients.attempt import Meta
+from mesh.clients.lease import Lease, LeaseLimits
+from mesh.clients.outcomes import FailureKind, Outcome, RefusedCause
+from mesh.clients.placement import Demand
+from mesh.clients.scheduler import Schedulers
+from mesh.clients.usage import Usage
+from mesh.errors import DeadlineExceeded, Overloaded, ShoalError, Unavailable, errors_as_status
+from mesh.server import Server
+from shoal.scheduler.v1 import scheduler_pb2 as pb
+from shoal.scheduler.v1 import scheduler_pb2_grpc
+
+
+class Replica(scheduler_pb2_grpc.SchedulerServiceServicer):
+    """Grants each question at once, unless `queueing`."""
+
+    def __init__(self) -> None:
+        self.events: list[pb.LeaseEvent] = []
+        self.draining = False
+        self.queueing = False
+        self.error: ShoalError | None = None
+        self.leases = 0
+        self._changes: set[asyncio.Event] = set()
+        self._server = Server({"shoal.scheduler.v1.SchedulerService": self._add})
+        self.address = ""
+
+    def _add(self, server: grpc.aio.Server) -> None:
+        scheduler_pb2_grpc.add_SchedulerServiceServicer_to_server(self, server)
+
+    async def start(self) -> None:
+        self.address = f"127.0.0.1:{await self._server.start('127.0.0.1', 0)}"
+
+    async def kill(self) -> None:
+        await self._server._server.stop(None)
+
+    def kinds(self) -> list[str]:
+        return [str(event.WhichOneof("event")) for event in self.events]
+
+    def drain(self) -> None:
+        self.draining = True
+        for change in self._changes:
+            change.set()
+
+    async def WatchLoad(self, request: Any, context: Any) -> AsyncIterator[pb.MeshLoad]:
+        change = asyncio.Event()
+        self._changes.add(change)
+        while True:
+            change.clear()
+            yield pb.MeshLoad(scheduler_id=self.address, draining=self.draining, settled=True)
+            await change.wait()
+
+    async def Acquire(self, events: AsyncIterator[pb.LeaseEvent], context: Any) -> AsyncIterator[pb.Grant]:
+        self.leases += 1
+        attempt = 0
+        try:
+            async with errors_as_status(context):
+                async for event in events:
+                    self.events.append(event)
+                    kind = event.WhichOneof("event")
+                    if self.error is not None:
+                        raise self.error
+                    if kind == "finished":
+                        return
+                    if self.queueing:
+                        await asyncio.Event().wait()
+                    attempt = max(attempt, event.open.last_attempt, event.adopt.attempt - 1) + 1
+                    worker = pb.WorkerRef(worker_id=f"w{attempt}", address="127.0.0.1:1")
+                    yield pb.Grant(worker=worker, attempt=attempt, adopted=kind == "adopt")
+        finally:
+            self.leases -= 1
+
+
+@asynccontextmanager
+async def connected(*replicas: Replica) -> AsyncIterator[Schedulers]:
+    """Schedulers that have heard of every replica."""
+    schedulers = Schedulers(",".join(replica.address for replica in replicas))
+    async with asyncio.TaskGroup() as group:
+        running = group.create_task(schedulers.run())
+        while len(schedulers.replicas) < len(replicas):
+            await schedulers.changed()
+        yield schedulers
+        running.cancel()
+
+
+@pytest.fixture
+async def replicas() -> AsyncIterator[list[Replica]]:
+    made = [Replica() for _ in range(3)]
+    for replica in made:
+        await replica.start()
+    yield made
+    for replica in made:
+        await replica.kill()
+
+
+def demand(model: str = "m") -> Demand:
+    return Demand(
+        meta=Meta(request_id="r", tenant="t", model=model),
+        prompt_tokens=3,
+        max_tokens=9,
+        expected_tokens=5,
+        choices=1,
+        block_keys=b"",
+        namespace=b"",
+        tokenizer_digest=b"d",
+    )
+
+
+def lease_at(schedulers: Schedulers, *, queue_s: float = 10, deadline_s: float = 60) -> Lease:
+    return schedulers.lease(demand(), LeaseLimits(queue_s, 1, asyncio.get_running_loop().time() + deadline_s))
+
+
+def by_address(replicas: list[Replica], address: str | None) -> Replica:
+    return next(replica for replica in replicas if replica.address == address)
+
+
+async def test_the_owner_is_one_live_replica_and_losing_another_does_not_move_it(replicas, eventually):
+    async with connected(*replicas) as schedulers:
+        owner = schedulers.owner("m")
+        other = next(replica for replica in replicas if replica.address != owner)
+        await other.kill()
+        await eventually(lambda: len(schedulers.replicas) == 2)
+        assert schedulers.owner("m") == owner
+        await by_address(replicas, owner).kill()
+        await eventually(lambda: len(schedulers.replicas) == 1)
+        assert schedulers.owner("m") not in (owner, other.address, None)
+
+
+async def test_models_spread_over_the_replicas(replicas):
+    async with connected(*replicas) as schedulers:
+        assert len({schedulers.owner(f"m{index}") for index in range(50)}) == 3
+
+
+async def test_a_draining_replica_owns_nothing(replicas, eventually):
+    async with connected(*replicas) as schedulers:
+        owner = schedulers.owner("m")
+        by_address(replicas, owner).drain()
+        await eventually(lambda: schedulers.owner("m") != owner)
+
+
+async def test_each_event_gets_its_grant_and_finished_ends_the_lease(replicas, eventually):
+    async with connected(replicas[0]) as schedulers:
+        lease = lease_at(schedulers)
+        assert (await lease.open()).attempt == 1
+        assert (await lease.refused(RefusedCause.NO_ROOM, 7)).attempt == 2
+        assert (await lease.failed(FailureKind.RESET, "gone", 4)).attempt == 3
+        assert (await lease.parked(6)).attempt == 4
+        await lease.close(Outcome.COMPLETED, Usage(prompt_tokens=3, completion_tokens=8))
+        assert replicas[0].kinds() == ["open", "refused", "failed", "parked", "finished"]
+        _, refused, failed, parked, finished = replicas[0].events
+        assert (refused.refused.retry_after_ms, refused.refused.worker_id) == (7000, "w1")
+        assert (failed.failed.kind, failed.failed.emitted_tokens) == (pb.FAILURE_KIND_RESET, 4)
+        assert (parked.parked.worker_id, parked.parked.emitted_tokens) == ("w3", 6)
+        assert (finished.finished.attempt, finished.finished.usage.completion_tokens) == (4, 8)
+        await eventually(lambda: not replicas[0].leases)
+
+
+async def test_a_queued_lease_moves_to_another_replica_with_its_age(replicas, eventually):
+    async with connected(*replicas) as schedulers:
+        owner = by_address(replicas, schedulers.owner("m"))
+        owner.queueing = True
+        lease = lease_at(schedulers)
+        opening = asyncio.create_task(lease.open())
+        await eventually(lambda: owner.leases)
+        await asyncio.sleep(0.05)
+        await owner.kill()
+        assert (await opening).attempt == 1
+        [again] = [event for replica in replicas if replica is not owner for event in replica.events]
+        assert again.open.waited_ms >= 50
+        await lease.close(Outcome.CANCELLED, Usage())
+
+
+async def test_a_running_lease_is_adopted_by_another_replica_and_goes_on_there(replicas, eventually):
+    async with connected(*replicas) as schedulers:
+        owner = by_address(replicas, schedulers.owner("m"))
+        lease = lease_at(schedulers)
+        grant = await lease.open()
+        await owner.kill()
+        [heir] = await eventually(lambda: [r for r in replicas if r is not owner and r.kinds() == ["adopt"]])
+        adopt = heir.events[0].adopt
+        assert (adopt.worker.worker_id, adopt.attempt) == (grant.worker_id, grant.attempt)
+        await eventually(lambda: lease._adopting is None)
+        again = await lease.failed(FailureKind.HUNG, "silent", 2)
+        assert again.attempt == grant.attempt + 1
+        assert heir.kinds() == ["adopt", "failed"]
+        await lease.close(Outcome.COMPLETED, Usage())
+        await eventually(lambda: not heir.leases)
+
+
+async def test_a_failure_before_anyone_adopted_is_opened_anew_above_the_last_attempt(replicas, eventually):
+    async with connected(replicas[0]) as schedulers:
+        lease = lease_at(schedulers)
+        await lease.open()
+        await replicas[0].kill()
+        await eventually(lambda: not schedulers.replicas)
+        asking = asyncio.create_task(lease.failed(FailureKind.RESET, "gone", 4))
+        port = int(replicas[0].address.rpartition(":")[2])
+        successor = Replica()
+        await successor._server.start("127.0.0.1", port)
+        assert (await asking).attempt == 2
+        opened = successor.events[0].open
+        assert (opened.last_attempt, opened.emitted_tokens, list(opened.avoid)) == (1, 4, ["w1"])
+        await lease.close(Outcome.COMPLETED, Usage())
+        await successor.kill()
+
+
+async def test_what_a_scheduler_says_is_raised_and_not_retried(replicas):
+    replicas[0].error = Overloaded("full", code="queue_full", retry_after_s=3)
+    async with connected(replicas[0]) as schedulers:
+        lease = lease_at(schedulers)
+        with pytest.raises(Overloaded) as caught:
+            await lease.open()
+        assert (caught.value.code, caught.value.retry_after_s) == ("queue_full", 3)
+        await lease.close(Outcome.ERROR, Usage())
+        assert replicas[0].kinds() == ["open"]
+
+
+async def test_a_wait_ends_with_the_queue_limit_or_the_deadline(replicas):
+    replicas[0].queueing = True
+    async with connected(replicas[0]) as schedulers:
+        for given, error in (({"queue_s": 0.1}, Overloaded), ({"deadline_s": 0.1}, DeadlineExceeded)):
+            lease = lease_at(schedulers, **given)
+            with pytest.raises(error):
+                await lease.open()
+            await lease.close(Outcome.CANCELLED, Usage())
+
+
+async def test_a_cut_ends_the_wait_with_its_error(replicas):
+    replicas[0].queueing = True
+    async with connected(replicas[0]) as schedulers:
+        lease = lease_at(schedulers)
+        asyncio.get_running_loop().call_later(0.05, lease.cut, Unavailable("leaving"))
+        with pytest.raises(Unavailable, match="leaving"):
+            await lease.open()
+        await lease.close(Outcome.CANCELLED, Usage())
+
+
+async def test_a_cancelled_wait_leaves_the_queue(replicas, eventually):
+    replicas[0].queueing = True
+    async with connected(replicas[0]) as schedulers:
+        opening = asyncio.create_task(lease_at(schedulers).open())
+        await eventually(lambda: replicas[0].leases)
+        opening.cancel()
+        await asyncio.wait([opening])
+        assert opening.cancelled()
+        await eventually(lambda: not replicas[0].leases, timeout_s=1)
