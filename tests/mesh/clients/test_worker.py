@@ -112,6 +112,11 @@ async def read(address: str, attempt: Job, timeout_s: float = 10) -> list[Any]:
         return [event async for event in events]
 
 
+async def collect(events: Any, heard: list[Any]) -> None:
+    async for event in events:
+        heard.append(event)
+
+
 async def test_a_generation_is_accepted_tokens_and_ends(scripted):
     peer, address = scripted
     peer.script = says(accepted(), tokens(2, 7, 8), tokens(4, 9), finished())
@@ -127,8 +132,7 @@ async def test_all_that_was_said_before_a_failure_is_heard(scripted):
     heard = []
     async with generating(address, job()) as events:
         with pytest.raises(WorkerFailed) as caught:
-            async for event in events:
-                heard.append(event)
+            await collect(events, heard)
     assert len(heard) == 51
     assert caught.value.kind is FailureKind.STEP_ERROR
 
