@@ -188,7 +188,7 @@ class Dispatcher:
 
     def _parked(self, lease: Lease, event: Parked, now: float) -> list[Effect]:
         self.fleet.release(lease)
-        lease.emitted_tokens = max(lease.emitted_tokens, event.emitted_tokens)
+        lease.emitted(event.emitted_tokens)
         lease.more_keys = event.more_block_keys
         return self._requeue(lease, "parked", now)
 

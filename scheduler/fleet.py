@@ -80,7 +80,7 @@ class Fleet:
     def book(self, lease: Lease, placement: Placement, now: float) -> Worker:
         """The lease goes to the chosen worker, as its next attempt."""
         worker = self.workers.at(placement.slot)
-        lease.granted(worker.hello.worker_id, worker.hello.fault_domain, now)
+        lease.granted(worker.hello, now)
         self._hold(lease, placement.uncached_tokens)
         worker.breaker.granted(lease.id)
         if worker.breaker.state is not State.CLOSED:

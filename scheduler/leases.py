@@ -5,13 +5,14 @@ open ──▶ QUEUED ──grant──▶ GRANTED ──finished / the RPC ends
             └─refused, failed, parked─┘        adopt ──▶ GRANTED
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum, IntEnum
 
 from mesh.errors import InvalidRequest
-from scheduler.demand import Demand
+from scheduler.demand import Demand, Pins
 from scheduler.fairness import Waiting
 from scheduler.placement import Ask
+from scheduler.reports import Hello
 
 
 class RefusedCause(IntEnum):
@@ -124,7 +125,8 @@ class State(Enum):
 class Lease:
     """`arrived_s` lies in the past by what was waited elsewhere; it never moves, so a requeued request keeps its age.
 
-    `worker_id`, `domain` and `attempt` are of the last grant; new attempts are numbered above `attempt_floor` too.
+    `worker_id`, `domain`, `served_by` and `attempt` are of the last grant. New attempts are numbered above
+    `attempt_floor` too.
     """
 
     id: int
@@ -137,6 +139,7 @@ class Lease:
     state: State = State.QUEUED
     worker_id: str = ""
     domain: str = ""
+    served_by: Pins | None = None
     avoid: frozenset[str] = frozenset()
     avoid_domains: frozenset[str] = frozenset()
     more_keys: tuple[bytes, ...] = ()
@@ -169,15 +172,24 @@ class Lease:
             home=home,
         )
 
-    def granted(self, worker_id: str, domain: str, now: float) -> None:
+    def granted(self, hello: Hello, now: float) -> None:
         """It leaves the queue for a worker, as a new attempt."""
-        self.state, self.worker_id, self.domain, self.waiting = State.GRANTED, worker_id, domain, None
+        self.state, self.waiting = State.GRANTED, None
+        self.worker_id, self.domain, self.served_by = hello.worker_id, hello.fault_domain, hello.pins
         self.waited_s += now - self.queued_s
         self.attempt = max(self.attempt, self.attempt_floor) + 1
 
+    def emitted(self, tokens: int) -> None:
+        """The client has this many tokens: from now on the answer changes neither weights nor numerics."""
+        self.emitted_tokens = max(self.emitted_tokens, tokens)
+        if self.emitted_tokens and self.served_by is not None:
+            was = self.served_by
+            pins = replace(self.demand.pins, model_digest=was.model_digest, precision=was.precision)
+            self.demand = replace(self.demand, pins=pins)
+
     def failed(self, event: Failed) -> None:
         """Remember where not to try again."""
-        self.emitted_tokens = max(self.emitted_tokens, event.emitted_tokens)
+        self.emitted(event.emitted_tokens)
         self.avoid |= {event.worker_id}
         self.failures += 1
         self.step_errors += event.kind is FailureKind.STEP_ERROR

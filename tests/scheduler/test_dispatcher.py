@@ -160,6 +160,18 @@ def test_a_failed_request_avoids_the_worker_even_when_it_is_the_best(bench) -> N
     assert grants(bench.send(lease, Failed("w1", 1, FailureKind.RESET, 5))) == [("w2", 2)]
 
 
+@pytest.mark.parametrize(("emitted", "goes_on"), [(0, "int8"), (1, "fp32")])
+def test_an_answer_that_has_begun_never_changes_its_numerics(bench, emitted, goes_on) -> None:
+    def pins(precision: str) -> Pins:
+        return Pins("tiny", tokenizer_digest=b"t", precision=precision)
+
+    bench.attach("first", pins=pins("fp32"))
+    lease, _ = bench.open()
+    bench.attach("int8", pins=pins("int8"))
+    bench.attach("fp32", pins=pins("fp32"), load={"queued_prefill_tokens": 250})
+    assert grants(bench.send(lease, Failed("first", 1, FailureKind.RESET, emitted))) == [(goes_on, 2)]
+
+
 def test_a_step_error_is_tried_on_one_other_worker_at_most(bench) -> None:
     for worker_id in ("w1", "w2", "w3"):
         bench.attach(worker_id)
