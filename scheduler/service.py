@@ -15,6 +15,7 @@ from mesh.errors import ShoalError
 from mesh.server import InFlight
 from scheduler.dispatcher import Dispatcher
 from scheduler.effects import Disconnected, Effect, Ended, Granted, SnapshotOrdered, Voted
+from scheduler.leases import Failed
 from scheduler.mailbox import Mailbox, beside
 from scheduler.metrics import Metrics
 from scheduler.translate import event_of, grant_of, hello_of, load_of, queue_state_of, unclaimed_of, without_lists
@@ -105,6 +106,7 @@ class SchedulerService(rpc.SchedulerServiceServicer):
             self._streams.attached.pop(effect.connection, None)
             mailbox.end(effect.error)
         elif isinstance(effect, Voted):
+            log.warning("unclaimed attempts", extra={"fields": {"attempts": sorted(effect.attempts)}})
             mailbox.put(unclaimed_of(effect))
         else:
             mailbox.put(pb.WorkerOrder(send_snapshot=pb.SendSnapshot()))
@@ -133,6 +135,9 @@ class SchedulerService(rpc.SchedulerServiceServicer):
         try:
             async for message in events:
                 event = event_of(message)
+                if isinstance(event, Failed):
+                    fields = {"worker": event.worker_id, "kind": event.kind.name, "reason": event.reason}
+                    log.warning("an attempt failed", extra={"fields": fields})
                 if event is not None:
                     self._carry_out(self._dispatcher.handle(lease_id, event, self._clock()))
                     self._wake_watchers()
