@@ -31,13 +31,30 @@ def main() -> int:
     for warning in unknown_variables(WorkerSettings):
         log.warning(warning)
     try:
-        run(Worker(settings, telemetry, worker_id, version).serve)
-    except EngineLost as error:
-        log.error("the engine is lost: %s", error, extra={"fields": {"event": "engine_lost"}})
-        return 1
+        return _served(Worker(settings, telemetry, worker_id, version))
     finally:
         telemetry.stop()
-    return 0
+
+
+def _served(worker: Worker) -> int:
+    code = 0
+    try:
+        run(worker.serve)
+    except* EngineLost as lost:
+        log.error("the engine is lost: %s", _first(lost), extra={"fields": {"event": "engine_lost"}})
+        code = 1
+    except* SettingsError as unusable:
+        log.error("%s", _first(unusable))
+        code = 2
+    return code
+
+
+def _first(group: BaseExceptionGroup[Exception]) -> BaseException:
+    """The first error that is no group."""
+    error: BaseException = group
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error
 
 
 if __name__ == "__main__":

@@ -51,7 +51,7 @@ class Bridge:
         self._connection = connection
         self._child = child
         self._listeners = listeners
-        self._ready = asyncio.Event()  # set by Ready, or by the loss
+        self._ready = asyncio.Event()  # set by the first step after Ready, or by the loss
         self._why = ""
         self._streams: dict[str, EventStream] = {}
         self._commands: asyncio.Queue[messages.Command] = asyncio.Queue(COMMANDS)
@@ -73,7 +73,7 @@ class Bridge:
 
     def well(self) -> bool:
         """Loaded, there, and no step overdue."""
-        return self.info is not None and not self.lost.is_set() and self.pulse.well(time.monotonic())
+        return self._ready.is_set() and not self.lost.is_set() and self.pulse.well(time.monotonic())
 
     def running(self) -> frozenset[tuple[str, int]]:
         """(request_id, attempt) of all that runs or waits here, on either side of the border."""
@@ -199,8 +199,7 @@ class Bridge:
                 self._listeners.loading(fraction, what)
             case messages.Ready(info):
                 self.info = info
-                self._send(messages.BlockKeys())
-                self._ready.set()
+                self._send(messages.BlockKeys())  # a step follows every command: with it the load is known, too
             case messages.Snapshot(keys):
                 self._listeners.cached(keys)
             case messages.Fatal(message):
@@ -210,6 +209,7 @@ class Bridge:
 
     def _stepped(self, result: StepResult) -> None:
         self.load = result.load
+        self._ready.set()
         for event in result.events:
             stream = self._streams.get(event.request_id)
             if stream is not None and stream.attempt == event.attempt:

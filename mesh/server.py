@@ -18,6 +18,7 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from mesh.errors import Unavailable, errors_as_status
+from mesh.settings import SettingsError
 from shoal.channel import server_options
 
 log = logging.getLogger("shoal.server")
@@ -93,10 +94,16 @@ class Server:
         reflection.enable_server_reflection(names, self._server)
 
     async def start(self, host: str, port: int) -> int:
-        """Listen, NOT_SERVING at first but for LIVENESS; returns the port, which is chosen if `port` is 0."""
+        """Listen, NOT_SERVING at first but for LIVENESS; returns the port, which is chosen if `port` is 0.
+
+        Raises SettingsError if it cannot listen there.
+        """
         await self.set_serving(False)
         await self._health.set(LIVENESS, health_pb2.HealthCheckResponse.SERVING)
-        bound = self._server.add_insecure_port(f"{host}:{port}")
+        try:
+            bound = self._server.add_insecure_port(f"{host}:{port}")
+        except RuntimeError as error:
+            raise SettingsError(f"cannot listen on {host}:{port}: taken, or no address of this machine") from error
         await self._server.start()
         return bound
 

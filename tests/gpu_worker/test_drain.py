@@ -4,6 +4,7 @@ import asyncio
 import json
 import os
 import signal
+import socket
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -135,3 +136,14 @@ async def test_a_setting_that_cannot_be_used_is_named_and_nothing_starts(
     monkeypatch.setenv(f"SHOAL_WORKER_{variable}", value)
     assert main() == 2
     assert value in capsys.readouterr().err
+
+
+async def test_a_port_that_is_taken_is_said_and_nothing_stays(tiny_model: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        taken = str(other.getsockname()[1])
+        async with _process(tiny_model, PORT=taken) as worker:
+            async with asyncio.timeout(60):
+                _, said = await worker.communicate()
+    assert worker.returncode == 2
+    assert f"127.0.0.1:{taken}".encode() in said
+    assert b"Traceback" not in said

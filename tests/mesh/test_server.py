@@ -12,6 +12,7 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from mesh.client import Backoff, connect
 from mesh.errors import Unavailable, error_of
 from mesh.server import Server
+from mesh.settings import SettingsError
 from shoal.cache.v1 import cache_pb2, cache_pb2_grpc
 from shoal.channel import KEEPALIVE_TIME_MS, channel_options, server_options
 
@@ -107,7 +108,7 @@ async def test_two_servers_do_not_share_a_port() -> None:
     first, second = Server({}), Server({})
     port = await first.start("127.0.0.1", 0)
     try:
-        with pytest.raises(RuntimeError):
+        with pytest.raises(SettingsError, match=str(port)):
             await second.start("127.0.0.1", port)
     finally:
         await first.drain(0)
