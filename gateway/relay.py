@@ -10,32 +10,28 @@ other worker is left ends with a status, which becomes the answer's error.
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Iterator, Sequence
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import dataclass
-from functools import partial
 
 from gateway.booking import Books
 from gateway.catalogue import Catalogue
-from gateway.choice import ChoiceState, token_info, unfinished
+from gateway.choice import unfinished
 from gateway.metrics import Metrics
-from gateway.request import ChoiceFinished, Completed, Delta, Event, Request, Started
-from gateway.stream import ChoiceText
-from gateway.tally import Tally
+from gateway.output import Output
+from gateway.plan import demand_of, job_of
+from gateway.request import Event, Request
 from gateway.tracing import RequestTrace, placed
-from mesh.blocks import chain_keys
-from mesh.clients.attempt import ChoiceEnd, Job, Tokens
+from mesh.clients.attempt import ChoiceEnd, Tokens
 from mesh.clients.lease import Lease, LeaseLimits
-from mesh.clients.outcomes import FailureKind, Outcome, Reason, WorkerFailed, WorkerRefused
-from mesh.clients.placement import Demand, Grant
+from mesh.clients.outcomes import FailureKind, Outcome, WorkerFailed, WorkerRefused
+from mesh.clients.placement import Grant
 from mesh.clients.scheduler import Schedulers
 from mesh.clients.worker import Generation, Workers
 from mesh.errors import DeadlineExceeded, Internal, Overloaded, ShoalError, Unavailable, WorkerLost
 
 # A request that was placed this often is going round in circles.
 MAX_ATTEMPTS = 32
-# Hashing a longer prompt's blocks is work for a thread; a shorter one takes less than a millisecond.
-HASH_INLINE_TOKENS = 4096
 
 log = logging.getLogger("shoal.relay")
 
@@ -90,19 +86,13 @@ class Answer:
         self._request = request
         self._trace = trace
         self._loop = asyncio.get_running_loop()
-        self._text = mesh.catalogue.text(request.model)
-        self._choices = [self._choice(index) for index in range(request.choices)]
-        self._tally = Tally(len(request.prompt_ids), self._choices)
-        self._pace = mesh.metrics.pace(request.model)
-        self._started = False
+        model = mesh.catalogue.text(request.model)
+        view = mesh.catalogue.serving().get(request.model)
+        self._output = Output(request, model, mesh.metrics, simulated=view is not None and view.simulated)
+        self._tally = self._output.tally
         self._cut: ShoalError | None = None
         self._lease: Lease | None = None
         self._generation: Generation | None = None
-
-    def _choice(self, index: int) -> ChoiceState:
-        request, model = self._request, self._text
-        text = ChoiceText(model.detokenizer(request.prompt_ids), request.stop)
-        return ChoiceState(index, text, partial(token_info, model), watched=bool(request.stop))
 
     def cut(self, error: ShoalError) -> None:
         """End it from outside."""
@@ -120,8 +110,9 @@ class Answer:
                 async for event in events:
                     yield event
             outcome = Outcome.COMPLETED
-            await booking.settle(self._tally.usage(), [choice.completion_tokens for choice in self._choices])
-            yield self._completed()
+            lengths = [choice.completion_tokens for choice in self._output.choices]
+            await booking.settle(self._tally.usage(), lengths)
+            yield self._output.completed(self._queue_ms)
         except DeadlineExceeded:
             outcome = Outcome.DEADLINE
             raise
@@ -151,38 +142,23 @@ class Answer:
                         yield event
             except (WorkerRefused, WorkerFailed) as error:
                 trouble = error
-            for choice in self._choices:
-                if choice.end_stopped() and choice.reason is not None:
-                    yield ChoiceFinished(choice.index, choice.reason)
-            if not unfinished(self._choices):
+            for event in self._output.abandoned():
+                yield event
+            if not unfinished(self._output.choices):
                 return
             grant = await self._again(grant, trouble)
 
     async def _open(self) -> Grant:
-        demand = await self._demand()
-        limits = LeaseLimits(self._mesh.queue_s, self._mesh.no_scheduler_s, self._request.deadline)
+        request, mesh = self._request, self._mesh
+        demand = await demand_of(request, mesh.catalogue, mesh.books.expected_tokens(request))
+        limits = LeaseLimits(mesh.queue_s, mesh.no_scheduler_s, request.deadline)
         with self._trace.child("shoal.acquire") as child:
-            self._lease = lease = self._mesh.schedulers.lease(demand, limits, child.metadata)
+            self._lease = lease = mesh.schedulers.lease(demand, limits, child.metadata)
             if self._cut is not None:
                 raise self._cut
             grant = await lease.open()
             placed(child, grant)
         return grant
-
-    async def _demand(self) -> Demand:
-        request, catalogue = self._request, self._mesh.catalogue
-        root = catalogue.namespace(request.model, request.tenant.salt)
-        return Demand(
-            meta=request.meta,
-            prompt_tokens=len(request.prompt_ids),
-            max_tokens=request.sampling.max_tokens,
-            expected_tokens=self._mesh.books.expected_tokens(request),
-            choices=request.choices,
-            block_keys=await _block_keys(root, request.prompt_ids) if root else b"",
-            namespace=root,
-            tokenizer_digest=self._text.tokenizer_digest,
-            session_id=request.session_id,
-        )
 
     async def _again(self, grant: Grant, trouble: Trouble) -> Grant:
         """Tell the lease why the attempt ended and wait for another place."""
@@ -233,7 +209,7 @@ class Answer:
         if self._cut is not None:
             raise self._cut
         request = self._request
-        job = self._job(grant)
+        job = job_of(request, self._mesh.catalogue, self._output, grant)
         timeout_s = request.deadline - self._loop.time()
         if timeout_s <= 0:
             raise DeadlineExceeded("the request's time is over")
@@ -243,66 +219,18 @@ class Answer:
             async with generating as self._generation, aclosing(self._generation.events()) as events:
                 async for event in events:
                     if isinstance(event, Tokens):
-                        choice = self._choices[event.choice]
-                        told = choice.kept is not None
-                        delta = choice.push(event)
-                        for out in self._result(delta):
+                        choice = self._output.choices[event.choice]
+                        stopped = choice.kept is not None
+                        for out in self._output.tokens(event):
                             yield out
-                        if choice.kept is not None and not told:
+                        if choice.kept is not None and not stopped:
                             await self._mesh.workers.stop_choices(grant.address, job, {choice.index: choice.kept})
                     elif isinstance(event, ChoiceEnd):
-                        for out in self._ended(event):
+                        for out in self._output.ended(event):
                             yield out
                     else:
                         self._tally.accepted(event)
             self._generation = None
-
-    def _job(self, grant: Grant) -> Job:
-        request, tally = self._request, self._tally
-        return Job(
-            meta=request.meta,
-            attempt=grant.attempt,
-            worker_id=grant.worker_id,
-            prompt_ids=request.prompt_ids,
-            choices=unfinished(self._choices),
-            sampling=request.sampling,
-            tokenizer_digest=self._text.tokenizer_digest,
-            cache_salt=request.tenant.salt,
-            model_digest=tally.model_digest,
-            precision=tally.precision,
-        )
-
-    def _result(self, delta: Delta | None) -> Iterator[Event]:
-        """A worker's result came; what of it goes to the client."""
-        self._pace.result(self._loop.time(), self._request.arrived)
-        if not self._started:
-            self._started = True
-            yield self._start()
-        if delta is not None:
-            yield delta
-
-    def _ended(self, end: ChoiceEnd) -> Iterator[Event]:
-        """A worker ended a choice: for the client too, unless another worker is to go on with it."""
-        self._tally.ended(end)
-        choice = self._choices[end.choice]
-        if end.reason == Reason.ERROR and choice.kept is None:
-            raise WorkerFailed(FailureKind.STEP_ERROR, end.message or "the sequence failed in a step")
-        if end.reason == Reason.PARKED and choice.kept is None:
-            return
-        yield from self._result(choice.end(end))
-        if choice.reason is not None:
-            yield ChoiceFinished(choice.index, choice.reason)
-
-    def _start(self) -> Started:
-        request = self._request
-        view = self._mesh.catalogue.serving().get(request.model)
-        if self._trace.recording:
-            self._trace.attributes({"shoal.ttft_ms": round((self._loop.time() - request.arrived) * 1000)})
-        return Started(request.request_id, request.model, request.created_unix_s, view is not None and view.simulated)
-
-    def _completed(self) -> Completed:
-        tally = self._tally
-        return Completed(tally.usage(), self._queue_ms, tally.attempts, tally.worker)
 
     @property
     def _queue_ms(self) -> int:
@@ -311,7 +239,9 @@ class Answer:
     def _describe_trace(self) -> None:
         if not self._trace.recording:
             return
-        usage = self._tally.usage()
+        usage, started_s = self._tally.usage(), self._output.started_s
+        if started_s is not None:
+            self._trace.attributes({"shoal.ttft_ms": round((started_s - self._request.arrived) * 1000)})
         self._trace.attributes(
             {
                 "shoal.queue_wait_ms": self._queue_ms,
@@ -321,7 +251,7 @@ class Answer:
                 "gen_ai.usage.output_tokens": usage.completion_tokens,
                 "shoal.usage.cached_tokens": usage.cached_tokens,
                 "gen_ai.response.finish_reasons": [
-                    choice.reason.name.lower() for choice in self._choices if choice.reason is not None
+                    choice.reason.name.lower() for choice in self._output.choices if choice.reason is not None
                 ],
             }
         )
@@ -337,10 +267,3 @@ def _cause(trouble: Trouble) -> str:
     if isinstance(trouble, WorkerFailed):
         return f"failed_{trouble.kind.name.lower()}"
     return "parked"
-
-
-async def _block_keys(root: bytes, prompt_ids: Sequence[int]) -> bytes:
-    """Chain keys of the prompt's full blocks, concatenated. A long prompt is hashed beside the event loop."""
-    if len(prompt_ids) <= HASH_INLINE_TOKENS:
-        return b"".join(chain_keys(root, prompt_ids))
-    return b"".join(await asyncio.to_thread(chain_keys, root, prompt_ids))
