@@ -66,7 +66,7 @@ class Admission:
         if tokens and tokens + waiting_tokens(request.sequences) > self.max_waiting_tokens:
             raise _overloaded(f"{tokens} prompt tokens wait already", tokens / rate)
         if len(waiting) + len(request.sequences) > max(self.max_waiting_sequences, len(request.sequences)):
-            raise _overloaded(f"{len(waiting)} sequences wait already", len(waiting))
+            raise _overloaded(f"{len(waiting)} sequences wait already", tokens / rate)
         promised = sum(one.expected_blocks for one in present) + request.expected_blocks
         lacking = promised - int(self.promised * self.total_blocks)
         if lacking > 0:
