@@ -69,7 +69,7 @@ class Worker:
             if not bridge.lost.is_set():
                 await self._drain(bridge, server)
             lost = bridge.lost.is_set()
-            await server.drain(LAST_WORDS_S if lost else self._settings.park_s)
+            await server.drain(LAST_WORDS_S if lost else min(self._settings.park_s, self._settings.drain_s))
             for task in (live, *ends):
                 task.cancel()
         return bridge.why_lost if lost else ""
