@@ -7,7 +7,7 @@ from gateway.catalogue import Catalogue
 from gateway.choice import unfinished
 from gateway.output import Output
 from gateway.request import Request
-from mesh.blocks import chain_keys
+from mesh.blocks import BLOCK_TOKENS, KEY_BYTES, chain_keys
 from mesh.clients.attempt import Job
 from mesh.clients.placement import Demand, Grant
 
@@ -47,8 +47,18 @@ def job_of(request: Request, catalogue: Catalogue, output: Output, grant: Grant)
     )
 
 
-async def _block_keys(root: bytes, prompt_ids: Sequence[int]) -> bytes:
-    """Chain keys of the prompt's full blocks, concatenated. A long prompt is hashed beside the event loop."""
-    if len(prompt_ids) <= HASH_INLINE_TOKENS:
-        return b"".join(chain_keys(root, prompt_ids))
-    return b"".join(await asyncio.to_thread(chain_keys, root, prompt_ids))
+async def more_block_keys(request: Request, catalogue: Catalogue, output: Output) -> bytes:
+    """Keys of the full blocks that the one unfinished choice added to the prompt's; of several, none lead all."""
+    root, running = catalogue.namespace(request.model, request.tenant.salt), unfinished(output.choices)
+    if not root or len(running) != 1:
+        return b""
+    [emitted] = running.values()
+    keys = await _block_keys(root, [*request.prompt_ids, *emitted])
+    return keys[len(request.prompt_ids) // BLOCK_TOKENS * KEY_BYTES :]
+
+
+async def _block_keys(root: bytes, ids: Sequence[int]) -> bytes:
+    """Chain keys of full blocks, concatenated. A long prompt is hashed beside the event loop."""
+    if len(ids) <= HASH_INLINE_TOKENS:
+        return b"".join(chain_keys(root, ids))
+    return b"".join(await asyncio.to_thread(chain_keys, root, ids))

@@ -19,7 +19,7 @@ from gateway.catalogue import Catalogue
 from gateway.choice import unfinished
 from gateway.metrics import Metrics
 from gateway.output import Output
-from gateway.plan import demand_of, job_of
+from gateway.plan import demand_of, job_of, more_block_keys
 from gateway.request import Event, Request
 from gateway.tracing import RequestTrace, placed
 from mesh.clients.attempt import ChoiceEnd, Tokens
@@ -162,7 +162,7 @@ class Answer:
 
     async def _again(self, grant: Grant, trouble: Trouble) -> Grant:
         """Tell the lease why the attempt ended and wait for another place."""
-        lease, emitted = self._lease, self._tally.emitted
+        lease = self._lease
         if lease is None:
             raise RuntimeError("an attempt without a lease")
         cause = _cause(trouble)
@@ -179,7 +179,8 @@ class Answer:
                 elif isinstance(trouble, WorkerFailed):
                     again = await self._after_failure(lease, trouble)
                 else:
-                    again = await lease.parked(emitted)
+                    keys = await more_block_keys(self._request, self._mesh.catalogue, self._output)
+                    again = await lease.parked(self._tally.emitted, keys)
             except Unavailable as error:
                 raise self._hopeless(trouble, error) from error
             placed(child, again)

@@ -1,10 +1,12 @@
 """InferenceService: the same answers and the same care as over HTTP."""
 
 import asyncio
+import time
 
 import grpc
 import pytest
 
+import shoal
 from mesh.errors import error_of
 from shoal.gateway.v1 import gateway_pb2 as pb
 from shoal.gateway.v1 import gateway_pb2_grpc
@@ -131,3 +133,18 @@ async def test_twenty_calls_at_once_all_end(mesh, play, ids_of, stub):
     mesh.worker.scripts = [play.says(ids_of(FANCY))]
     answers = await asyncio.gather(*(read(stub.Chat(chat(), timeout=10)) for _ in range(20)))
     assert all(events[-1].HasField("completed") for events in answers)
+
+
+async def test_a_call_without_a_deadline_has_the_gateways(mesh, play, ids_of, stub):
+    mesh.worker.scripts = [play.says(ids_of("ok"))]
+    assert (await read(stub.Chat(chat())))[-1].HasField("completed")
+    meta = mesh.worker.requests[0].meta
+    assert 590 < meta.deadline_unix_ms / 1000 - time.time() < 602
+
+
+async def test_the_thin_client_reads_what_we_say(mesh, play, ids_of):
+    mesh.worker.scripts = [play.says(ids_of(FANCY))]
+    async with shoal.Client(f"127.0.0.1:{mesh.gateway.grpc_port}") as client:
+        assert "".join([piece.text async for piece in client.chat("hi")]) == FANCY
+        with pytest.raises(shoal.ShoalClientError, match="temperature"):
+            await client.complete_chat("hi", temperature=-1)
