@@ -6,6 +6,7 @@ a fresh one; 2 for settings that cannot be used.
 
 import importlib.metadata
 import logging
+import os
 import sys
 
 from gpu_worker.settings import WorkerSettings
@@ -26,6 +27,8 @@ def main() -> int:
     except SettingsError as error:
         print(error, file=sys.stderr)
         return 2
+    # OpenMP reads it once, when the engine process loads torch; the user's own variable wins.
+    os.environ.setdefault("OMP_WAIT_POLICY", settings.omp_wait)
     worker_id, version = settings.identity(), importlib.metadata.version("shoal")
     telemetry = Telemetry(settings, worker_id, version)
     for warning in unknown_variables(WorkerSettings):

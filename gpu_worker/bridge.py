@@ -80,10 +80,6 @@ class Bridge:
         engine = self.load.running if self.load is not None else []
         return frozenset(engine) | {(stream.request_id, stream.attempt) for stream in self._streams.values()}
 
-    def holds(self, stream: EventStream) -> bool:
-        """Whether the engine is known to have taken the attempt in."""
-        return self.load is not None and (stream.request_id, stream.attempt) in self.load.running
-
     @asynccontextmanager
     async def generation(self, plan: Plan) -> AsyncIterator[EventStream]:
         """Run `plan`; leaving the block frees what is left of it, however it was left.

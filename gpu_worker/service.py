@@ -83,9 +83,9 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
         return self.identity
 
     def _progress(self, stream: EventStream, record: Record) -> list[worker_pb2.GenerateResponse]:
-        """A sign of life, unless there is none: a step is overdue, or the engine has not taken the request in yet."""
+        """A sign of life, unless there is none: a step is overdue."""
         load = self._bridge.load
-        if load is None or not self._bridge.well() or not self._bridge.holds(stream):
+        if load is None or not self._bridge.well():
             return []
         phase = worker_pb2.PHASE_DECODE if record.started else worker_pb2.PHASE_PREFILL
         progress = worker_pb2.Progress(

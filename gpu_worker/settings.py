@@ -73,6 +73,12 @@ class WorkerSettings(ModelSettings):
     )
     threads: int = Field(_DEFAULTS.threads, ge=0, description="Threads of the engine's matrix work. 0 = one per core.")
 
+    omp_wait: Literal["passive", "active"] = Field(
+        "passive",
+        description="How threads of the matrix work wait for each other: active spins, a little faster on idle "
+        "cores and ruins a step where another process wants one of them.",
+    )
+
     overdue_s: float = Field(
         1.5,
         gt=0,
