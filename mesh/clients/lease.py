@@ -249,8 +249,9 @@ class Lease:
             await adopting
 
 
-# Statuses with which a scheduler that dies or is being replaced ends its calls.
-_LOSSES = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED)
+# Statuses with which a scheduler that dies or is being replaced ends its calls. INTERNAL without a Cause is gRPC's own:
+# a write that met a call just broken ("Internal error from Core").
+_LOSSES = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED, grpc.StatusCode.INTERNAL)
 
 
 @contextlib.contextmanager
