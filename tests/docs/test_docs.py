@@ -1,0 +1,36 @@
+"""Documents that promise something checkable are checked."""
+
+import re
+import runpy
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+README = (ROOT / "README.md").read_text()
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+
+
+def test_settings_page_is_what_the_settings_classes_say() -> None:
+    page = runpy.run_path(str(ROOT / "tools" / "settings.py"))["render"]()
+    assert (ROOT / "docs" / "settings.md").read_text() == page, "run `python tools/settings.py`"
+
+
+def test_a_requests_life_has_ten_lines_that_each_name_files_that_exist() -> None:
+    life = README.split("## A request's life")[1].split("\n## ")[0]
+    lines = re.split(r"^\d+\. ", life, flags=re.MULTILINE)[1:]
+    assert len(lines) == 10
+    for line in lines:
+        named = re.findall(r"`([\w/]+\.py)`", line)
+        assert named, line
+        assert all((ROOT / name).is_file() or (ROOT / "gateway" / name).is_file() for name in named), named
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_and_paths_lead_somewhere(page: Path) -> None:
+    text = page.read_text()
+    links = re.findall(r"\]\((?!https?:)([^)#]+)\)", text)
+    paths = re.findall(r"`((?:gateway|scheduler|gpu_worker|mesh|protos|tools|tests|docs)/[\w./]*)`", text)
+    missing = [link for link in links if not (page.parent / link).exists()]
+    missing += [path for path in paths if not (ROOT / path).exists()]
+    assert not missing
