@@ -60,9 +60,7 @@ async def test_a_priority_above_the_keys_is_a_403(post):
     assert (reply.status_code, reply.json()["error"]["param"]) == (403, "priority")
 
 
-async def test_an_empty_bucket_is_a_429_whose_hint_holds(
-    mesh, play, ids_of, post, keyed, eventually
-):
+async def test_an_empty_bucket_is_a_429_whose_hint_holds(mesh, play, ids_of, post, keyed, eventually):
     mesh.worker.scripts = [play.progresses]
     running = asyncio.create_task(post())
     await eventually(lambda: mesh.worker.running)
