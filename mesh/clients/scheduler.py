@@ -89,7 +89,9 @@ class Schedulers:
                     self._forget(address)
             await asyncio.sleep(backoff.next_s())
 
-    async def _follow(self, address: str, stub: "scheduler_pb2_grpc.SchedulerServiceAsyncStub", backoff: Backoff) -> None:
+    async def _follow(
+        self, address: str, stub: "scheduler_pb2_grpc.SchedulerServiceAsyncStub", backoff: Backoff
+    ) -> None:
         """Take views until the stream ends or falls silent."""
         call = stub.WatchLoad(scheduler_pb2.WatchLoadRequest())
         try:
