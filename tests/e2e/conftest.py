@@ -32,14 +32,15 @@ class Mesh:
         self.home = home
         self.plan = plan
         self.env = os.environ | {"SHOAL_HOME": str(home)} | env
-        self._supervisor = subprocess.Popen(
-            [sys.executable, "-m", "mesh.cli.daemon", msgspec.json.encode(plan).decode()],
-            env=self.env,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=(home / "supervisor.log").open("wb"),
-            start_new_session=True,
-        )
+        with (home / "supervisor.log").open("wb") as log:
+            self._supervisor = subprocess.Popen(
+                [sys.executable, "-m", "mesh.cli.daemon", msgspec.json.encode(plan).decode()],
+                env=self.env,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=log,
+                start_new_session=True,
+            )
 
     @property
     def state(self) -> MeshState:
