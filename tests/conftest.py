@@ -2,10 +2,14 @@
 
 import asyncio
 import inspect
+import os
 import time
 from collections.abc import Awaitable, Callable
 
 import pytest
+
+# Read once by OpenMP when a process first loads torch: what the worker's own __main__ sets for its engine.
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 Condition = Callable[[], object] | Callable[[], Awaitable[object]]
 

@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 import grpc
+import httpx
 import pytest
 from opentelemetry.proto.collector.trace.v1 import trace_service_pb2, trace_service_pb2_grpc
 from opentelemetry.proto.trace.v1 import trace_pb2
@@ -44,7 +45,7 @@ def attributes(span: trace_pb2.Span) -> dict[str, Any]:
     return {a.key: getattr(a.value, a.value.WhichOneof("value")) for a in span.attributes}
 
 
-async def test_one_request_makes_one_tree_over_gateway_scheduler_and_worker(
+async def test_one_request_makes_one_tree_and_goes_on_with_the_callers_trace(
     collector: tuple[Collector, int],
     start_mesh: Callable[..., Any],
     chat: Callable[..., Any],
@@ -83,23 +84,10 @@ async def test_one_request_makes_one_tree_over_gateway_scheduler_and_worker(
     assert worker["gen_ai.usage.output_tokens"] == answer.usage["completion_tokens"]
     assert worker["shoal.first_token_ms"] > 0
 
-
-async def test_the_callers_trace_goes_on_in_the_mesh(
-    collector: tuple[Collector, int], start_mesh: Callable[..., Any], eventually: Callable[..., Awaitable[object]]
-) -> None:
-    import httpx
-
-    received, port = collector
-    mesh = await asyncio.to_thread(start_mesh, {"SHOAL_OTLP_ENDPOINT": f"http://127.0.0.1:{port}"})
-    trace_id = "0af7651916cd43dd8448eb211c80319c"
+    theirs = "0af7651916cd43dd8448eb211c80319c"
     body = {"model": mesh.plan.model, "prompt": "Hello", "max_tokens": 2}
     async with httpx.AsyncClient(timeout=60) as client:
-        headers = {"traceparent": f"00-{trace_id}-b7ad6b7169203331-01"}
+        headers = {"traceparent": f"00-{theirs}-b7ad6b7169203331-01"}
         assert (await client.post(f"{mesh.url}/v1/completions", json=body, headers=headers)).status_code == 200
-    await eventually(
-        lambda: (
-            {service for service, _ in received.of(bytes.fromhex(trace_id))}
-            >= {"shoal-gateway", "shoal-scheduler", "shoal-worker"}
-        ),
-        timeout_s=20,
-    )
+    everyone = {"shoal-gateway", "shoal-scheduler", "shoal-worker"}
+    await eventually(lambda: {service for service, _ in received.of(bytes.fromhex(theirs))} >= everyone, timeout_s=20)
