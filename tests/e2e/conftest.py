@@ -120,6 +120,8 @@ def running(home: Path, plan: MeshPlan, env: dict[str, str]) -> Iterator[Mesh]:
     mesh = Mesh(home, plan, env)
     try:
         mesh.wait_ready()
+        unread = [process.name for process in mesh.state.processes if "nothing reads it" in mesh.log(process.name)]
+        assert not unread, f"variables that {unread} do not know: {env}"
         yield mesh
     finally:
         mesh.stop()
