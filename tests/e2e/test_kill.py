@@ -86,7 +86,8 @@ def busy_worker(mesh: Any) -> str:
 async def test_killing_the_scheduler_leaves_running_streams_alone_and_queued_ones_go_on_when_it_is_back(
     start_mesh: Callable[..., Any], chat: Callable[..., Any], eventually: Eventually
 ) -> None:
-    mesh = await asyncio.to_thread(start_mesh, {"SHOAL_WORKER_MAX_SEQUENCES": "2", "SHOAL_WORKER_MAX_WAITING_SEQUENCES": "1"})
+    small = {"SHOAL_WORKER_MAX_SEQUENCES": "2", "SHOAL_WORKER_MAX_WAITING_SEQUENCES": "1"}
+    mesh = await asyncio.to_thread(start_mesh, small)
     killed = asyncio.Event()
 
     def kill() -> None:

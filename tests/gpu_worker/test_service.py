@@ -216,6 +216,7 @@ async def test_a_client_that_is_gone_while_queued_frees_all_within_a_second(rig:
     for call in calls:
         call.cancel()
     await eventually(lambda: rig.idle, timeout_s=1)
+    await asyncio.wait(calls)
 
 
 async def test_a_client_that_is_gone_in_prefill_frees_all_within_a_second(rig: Any, eventually: Any) -> None:
@@ -227,6 +228,7 @@ async def test_a_client_that_is_gone_in_prefill_frees_all_within_a_second(rig: A
     await eventually(lambda: 16 <= rig.bridge.load.computed.get(id_, 0) < 7000)
     reading.cancel()
     await eventually(lambda: rig.idle, timeout_s=1)
+    await asyncio.wait([reading])
 
 
 async def test_a_client_that_is_gone_after_five_tokens_frees_all_within_a_second(rig: Any, eventually: Any) -> None:
@@ -286,6 +288,7 @@ async def test_a_request_without_room_is_refused_with_the_time_to_come_back(rig:
     for task in reading:
         task.cancel()
     await eventually(lambda: rig.idle, timeout_s=1)
+    await asyncio.wait(reading)
 
 
 async def test_a_waiting_request_hears_progress_four_times_a_second(rig: Any) -> None:
