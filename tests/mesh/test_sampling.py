@@ -23,6 +23,8 @@ VOCABULARY = 1000
         ("top_p", 1.5),
         ("top_p", math.nan),
         ("top_k", -1),
+        ("top_k", 10**400),
+        ("top_logprobs", 10**400),
         ("min_p", 1.1),
         ("max_tokens", 0),
         ("max_tokens", -1),
