@@ -83,7 +83,7 @@ def _tools(tools: Sequence[gateway_pb2.Tool]) -> list[dict[str, Any]]:
 def _parameters(path: str, text: str) -> Any:
     try:
         return json.loads(text) if text else {}
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise InvalidRequest(f"{path} is not JSON: {error}", field=path) from None
 
 

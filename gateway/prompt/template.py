@@ -13,7 +13,7 @@ from typing import Any
 import jinja2
 from jinja2 import meta
 
-from gateway.prompt.messages import Message, Tool, ToolCall
+from gateway.prompt.messages import MAX_DEPTH, Message, Tool, ToolCall, check_json
 from gateway.prompt.sandbox import Sandbox
 from mesh.errors import InvalidRequest
 
@@ -48,10 +48,11 @@ class ChatTemplate:
     def variables(self, messages: Sequence[Message], tools: Sequence[Tool], change: Change) -> dict[str, Any]:
         """What the template is given: plain dicts in the shape that Hugging Face documents for templates.
 
-        Whatever a user wrote has gone through `change`; roles and the dicts' own keys have not.
+        Whatever a user wrote has gone through `change`; roles and the dicts' own keys have not. Raises InvalidRequest
+        that names the call's arguments which no template could be given.
         """
         return {
-            "messages": [self._turn(message, change) for message in messages],
+            "messages": [self._turn(f"messages[{i}]", message, change) for i, message in enumerate(messages)],
             "tools": [_function(tool, change) for tool in tools] or None,
         }
 
@@ -70,32 +71,38 @@ class ChatTemplate:
         given = {**self._special_tokens, "documents": None, "add_generation_prompt": True, **variables}
         return self._sandbox.render(self._template, given)
 
-    def _turn(self, message: Message, change: Change) -> dict[str, Any]:
+    def _turn(self, path: str, message: Message, change: Change) -> dict[str, Any]:
         turn: dict[str, Any] = {"role": message.role, "content": change(message.content)}
         if message.name is not None:
             turn["name"] = change(message.name)
         if message.tool_call_id is not None:
             turn["tool_call_id"] = change(message.tool_call_id)
         if message.tool_calls:
-            turn["tool_calls"] = [self._call(call, change) for call in message.tool_calls]
+            turn["tool_calls"] = [
+                self._call(f"{path}.tool_calls[{i}].function.arguments", call, change)
+                for i, call in enumerate(message.tool_calls)
+            ]
             if not message.content and self._null_content:
                 turn["content"] = None
         return turn
 
-    def _call(self, call: ToolCall, change: Change) -> dict[str, Any]:
+    def _call(self, path: str, call: ToolCall, change: Change) -> dict[str, Any]:
         # Changed after parsing: JSON can spell a character as an escape.
-        function = {"name": change(call.name), "arguments": _changed(self._arguments(call), change)}
+        function = {"name": change(call.name), "arguments": _changed(self._arguments(path, call), change)}
         return {"id": change(call.id), "type": "function", "function": function}
 
-    def _arguments(self, call: ToolCall) -> Any:
+    def _arguments(self, path: str, call: ToolCall) -> Any:
         """As the template takes them. Arguments that are no JSON object stay the text they are."""
         if not self._parsed_arguments:
             return call.arguments
         try:
             parsed = json.loads(call.arguments)
-        except (ValueError, RecursionError):
+        except ValueError:
             return call.arguments
-        return parsed if isinstance(parsed, dict) else call.arguments
+        except RecursionError:
+            raise InvalidRequest(f"{path} nests more than {MAX_DEPTH} levels deep", field=path) from None
+        # JSON can spell what no text could hold: half of a surrogate pair, as an escape.
+        return check_json(path, parsed) if isinstance(parsed, dict) else call.arguments
 
     def _prefers_null_content(self) -> bool:
         arguments = {_PROBE: 1} if self._parsed_arguments else json.dumps({_PROBE: 1})

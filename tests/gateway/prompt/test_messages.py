@@ -1,5 +1,6 @@
 """Every shape of a message has one answer: a complete turn, or a refusal that names what to change."""
 
+import time
 from typing import Any
 
 import pytest
@@ -9,6 +10,14 @@ from mesh.errors import InvalidRequest
 
 CALL = {"id": "c1", "type": "function", "function": {"name": "weather", "arguments": '{"city": "Paris"}'}}
 USER = {"role": "user", "content": "hi"}
+
+
+def nested(levels: int) -> dict[str, Any]:
+    """An object of so many levels."""
+    value: dict[str, Any] = {}
+    for _ in range(levels - 1):
+        value = {"a": value}
+    return value
 
 
 @pytest.mark.parametrize("content", [{"content": None}, {"content": ""}, {"content": []}, {}])
@@ -90,6 +99,15 @@ def test_tools_are_functions_with_a_schema() -> None:
     raw = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]
     assert normalise_tools(raw) == [Tool("f", "", {"type": "object"})]
     assert normalise_tools(None) == []
+    deep = {"function": {"name": "f", "parameters": nested(64)}}
+    assert normalise_tools([deep]) == [Tool("f", "", nested(64))]
+
+
+def test_looking_for_half_characters_takes_milliseconds_for_megabytes() -> None:
+    text = "é" * 4_000_000
+    began = time.process_time()
+    normalise([{"role": "user", "content": text}])
+    assert time.process_time() - began < 0.1
 
 
 @pytest.mark.parametrize(
@@ -100,6 +118,12 @@ def test_tools_are_functions_with_a_schema() -> None:
         ([{"type": "function"}], "tools[0].function"),
         ([{"function": {"name": ""}}], "tools[0].function.name"),
         ([{"function": {"name": "f", "parameters": "{}"}}], "tools[0].function.parameters"),
+        ([{"function": {"name": "f", "parameters": {"a": ["\ud800"]}}}], "tools[0].function.parameters"),
+        ([{"function": {"name": "f", "parameters": {"a": {"\ud800": 1}}}}], "tools[0].function.parameters"),
+        (
+            [{"function": {"name": "f"}}, {"function": {"name": "g", "parameters": nested(65)}}],
+            "tools[1].function.parameters",
+        ),
     ],
 )
 def test_a_tool_that_is_not_taken_names_its_path(raw: Any, field: str) -> None:

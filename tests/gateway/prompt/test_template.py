@@ -47,6 +47,16 @@ def test_broken_arguments_stay_the_text_they_are() -> None:
     assert rendered(SERIALISING, [broken]) == f"[assistant]weather:{json.dumps(broken.tool_calls[0].arguments)}"
 
 
+@pytest.mark.parametrize(
+    "arguments", ['{"a": "\\ud800"}', '{"a": {"\\udfff": 1}}', '{"a": ' * 900 + "1" + "}" * 900, '{"a": ' * 100_000]
+)
+def test_arguments_that_no_template_could_be_given_are_refused_by_their_path(arguments: str) -> None:
+    calls = (ToolCall("c1", "f", "{}"), ToolCall("c2", "f", arguments))
+    with pytest.raises(InvalidRequest) as refused:
+        rendered(SERIALISING, [Message("user", "hi"), Message("assistant", "", calls)])
+    assert refused.value.field == "messages[1].tool_calls[1].function.arguments"
+
+
 def test_tools_are_rendered_without_html_escapes() -> None:
     text = rendered(SERIALISING, [], (Tool("f", "a < b & 'c'"),))
     assert "a < b & 'c'" in text
