@@ -45,6 +45,7 @@ class Asked:
 
     One of `messages` (OpenAI's JSON shape), `text` and `prompt_ids` is given. `max_tokens` None = absent; the one in
     `sampling` means nothing yet. `priority` is one of gateway.tenants.PRIORITIES or anything else a caller wrote.
+    `…_name` is what the caller calls that field: what a refusal must name.
     """
 
     route: Route
@@ -53,13 +54,15 @@ class Asked:
     messages: Any = None
     tools: Any = None
     text: str | None = None
-    prompt_ids: Sequence[int] | None = None
+    prompt_ids: Sequence[Any] | None = None
     max_tokens: int | None = None
+    max_tokens_name: str = "max_tokens"
     stop: Sequence[str] = ()
     choices: int = 1
     priority: str = "normal"
     session_id: str = ""
     client_request_id: str = ""
+    client_request_id_name: str = "client_request_id"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

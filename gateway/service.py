@@ -20,6 +20,7 @@ from gateway.http.app import build_app
 from gateway.http.server import HttpServer
 from gateway.limits import Limiter
 from gateway.metrics import Metrics
+from gateway.prompt.offload import Offload
 from gateway.prompt.text_model import TextModel
 from gateway.relay import Mesh, Relay
 from gateway.settings import GatewaySettings
@@ -62,11 +63,11 @@ def load_tenants(settings: GatewaySettings) -> Tenants:
     return Tenants.load(Path(settings.tenants_file), keys_required=not settings.allow_anonymous)
 
 
-def build_core(settings: GatewaySettings, tenants: Tenants, mesh: Mesh) -> Core:
+def build_core(settings: GatewaySettings, tenants: Tenants, mesh: Mesh, offload: Offload) -> Core:
     """What both front doors stand on."""
     return Core(
         tenants=tenants,
-        validator=Validator(mesh.catalogue, settings.max_choices, settings.request_timeout_s),
+        validator=Validator(mesh.catalogue, offload, settings.max_choices, settings.request_timeout_s),
         relay=Relay(mesh),
         catalogue=mesh.catalogue,
         metrics=mesh.metrics,
@@ -84,6 +85,7 @@ async def running(
     metrics = Metrics(telemetry.registry)
     schedulers = Schedulers(settings.schedulers)
     async with (
+        Offload() as offload,
         Limiter(settings.redis_url, registry=telemetry.registry) as limiter,
         Workers() as workers,
         _until_left(schedulers.run()),
@@ -97,7 +99,7 @@ async def running(
             queue_s=settings.queue_timeout_s,
             no_scheduler_s=settings.no_scheduler_s,
         )
-        core = build_core(settings, tenants, mesh)
+        core = build_core(settings, tenants, mesh, offload)
         async with (
             _doors(settings, telemetry, core) as (server, gateway),
             _until_left(_keep_health_true(server, core, schedulers)),

@@ -6,6 +6,7 @@
 | `messages` | gateway/prompt/messages.py; one at least |
 | `prompt` | one text or one list of token ids; empty is refused, ids must be in the vocabulary |
 | prompt tokens | 1 to context - 1, else 400 `context_length_exceeded` |
+| prompt's text | UTF-8 bytes at most context times the longest token's, else the same, before it is tokenized |
 | `max_tokens` absent or null | what the context has left; 16 for `/v1/completions`, as OpenAI has it |
 | `max_tokens` 0 or less | 400 |
 | prompt + `max_tokens` > context | clamped to what is left; the answer then ends with "length" |
@@ -22,13 +23,16 @@ import secrets
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
 
 from gateway.catalogue import Catalogue
 from gateway.prompt.messages import normalise, normalise_tools
+from gateway.prompt.offload import Offload
 from gateway.prompt.text_model import TextModel
 from gateway.request import Asked, Request, Route, mint_id
 from gateway.tenants import PRIORITIES, Tenant
-from mesh.errors import InvalidRequest, PermissionDenied
+from mesh.errors import DeadlineExceeded, InvalidRequest, PermissionDenied
 from mesh.sampling import Sampling
 
 MAX_STOPS = 16
@@ -42,6 +46,7 @@ class Validator:
     """`timeout_s` bounds a request from its arrival to its end."""
 
     catalogue: Catalogue
+    offload: Offload
     max_choices: int
     timeout_s: float
 
@@ -56,8 +61,8 @@ class Validator:
         _check_priority(asked.priority, tenant)
         sampling = replace(asked.sampling, max_tokens=self._most(asked))
         sampling.check(model.vocab_size)
-        prompt_ids = await prompt_ids_of(asked, model)
-        left_s = self.timeout_s if timeout_s is None else min(timeout_s, self.timeout_s)
+        deadline = arrived + self._left_s(timeout_s)
+        prompt_ids = await self._prompt_ids(asked, deadline)
         return Request(
             request_id=mint_id(asked.route),
             client_request_id=asked.client_request_id,
@@ -71,9 +76,30 @@ class Validator:
             choices=asked.choices,
             session_id=asked.session_id,
             arrived=arrived,
-            deadline=arrived + left_s,
+            deadline=deadline,
             created_unix_s=int(time.time()),
         )
+
+    async def count(self, asked: Asked, timeout_s: float | None = None) -> int:
+        """Tokens of the prompt, which may be more than the context holds. Raises as `request` does."""
+        return len(await self._prompt_ids(asked, asyncio.get_running_loop().time() + self._left_s(timeout_s)))
+
+    def _left_s(self, timeout_s: float | None) -> float:
+        return self.timeout_s if timeout_s is None else min(timeout_s, self.timeout_s)
+
+    async def _prompt_ids(self, asked: Asked, deadline: float) -> Sequence[int]:
+        """The prompt as token ids. Raises InvalidRequest naming `messages…`, `tools` or `prompt`, DeadlineExceeded if
+        tokenizing takes until `deadline` (the loop's time).
+        """
+        model, context = self.catalogue.text(asked.model), self.catalogue.context_tokens(asked.model)
+        if asked.prompt_ids is not None:
+            _check_ids(asked.prompt_ids, model.vocab_size, context)
+            return asked.prompt_ids
+        try:
+            async with asyncio.timeout_at(deadline):
+                return await self.offload.run(partial(_encoded, asked, model, context))
+        except TimeoutError:
+            raise DeadlineExceeded("the request's time was over before its prompt was tokenized") from None
 
     def _check_plain(self, asked: Asked) -> None:
         if not 1 <= asked.choices <= self.max_choices:
@@ -83,13 +109,17 @@ class Validator:
         for text in asked.stop:
             if not 1 <= len(text) <= MAX_STOP_CHARACTERS:
                 raise InvalidRequest(f"each stop text must have 1 to {MAX_STOP_CHARACTERS} characters", field="stop")
-        for name in ("session_id", "client_request_id"):
-            if len(getattr(asked, name)) > MAX_NAME_CHARACTERS:
+        named = {"session_id": asked.session_id, asked.client_request_id_name: asked.client_request_id}
+        for name, value in named.items():
+            if len(value) > MAX_NAME_CHARACTERS:
                 raise InvalidRequest(f"{name} must have at most {MAX_NAME_CHARACTERS} characters", field=name)
 
     def _most(self, asked: Asked) -> int:
         """max_tokens as given, or what its absence means on this route."""
         if asked.max_tokens is not None:
+            if asked.max_tokens < 1:
+                name = asked.max_tokens_name
+                raise InvalidRequest(f"{name} must be at least 1, not {asked.max_tokens}", field=name)
             return asked.max_tokens
         if asked.route is Route.COMPLETION:
             return COMPLETION_MAX_TOKENS
@@ -111,24 +141,26 @@ class Validator:
         return replace(sampling, max_tokens=most, min_tokens=min(sampling.min_tokens, most), seed=seed)
 
 
-async def prompt_ids_of(asked: Asked, model: TextModel) -> Sequence[int]:
-    """The prompt as token ids. Raises InvalidRequest naming `messages…`, `tools` or `prompt`."""
-    if asked.route is Route.CHAT:
-        messages, tools = normalise(asked.messages), normalise_tools(asked.tools)
-        if tools and not model.has_tools:
-            raise InvalidRequest(f"{model.name}'s chat template takes no tools", field="tools")
-        return await model.encode_chat(messages, tools)
-    if asked.prompt_ids is not None:
-        _check_ids(asked.prompt_ids, model.vocab_size)
-        return asked.prompt_ids
-    if not asked.text:
-        raise InvalidRequest("prompt must not be empty", field="prompt")
-    return await model.encode_text(asked.text)
+def _encoded(asked: Asked, model: TextModel, context_tokens: int) -> Sequence[int]:
+    """The prompt in messages or text, checked and tokenized. For a thread: megabytes take seconds."""
+    if asked.route is not Route.CHAT:
+        if not asked.text:
+            raise InvalidRequest("prompt must not be empty", field="prompt")
+        return model.encode_text(asked.text, context_tokens)
+    messages, tools = normalise(asked.messages), normalise_tools(asked.tools)
+    if tools and not model.has_tools:
+        raise InvalidRequest(f"{model.name}'s chat template takes no tools", field="tools")
+    return model.encode_chat(messages, tools, context_tokens)
 
 
-def _check_ids(ids: Sequence[int], vocab_size: int) -> None:
+def _check_ids(ids: Sequence[Any], vocab_size: int, context_tokens: int) -> None:
     if not ids:
         raise InvalidRequest("prompt must not be empty", field="prompt")
+    # Too many are refused by their number: looking at millions would hold up everyone.
+    if len(ids) >= context_tokens:
+        return
+    if not all(isinstance(token, int) for token in ids):
+        raise InvalidRequest("prompt must be one text or one list of token ids", field="prompt")
     if min(ids) < 0 or max(ids) >= vocab_size:
         wrong = next(token for token in ids if not 0 <= token < vocab_size)
         raise InvalidRequest(f"prompt: token id {wrong} is outside the vocabulary of {vocab_size}", field="prompt")

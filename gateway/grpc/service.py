@@ -11,7 +11,6 @@ from gateway.grpc.messages import asked_to_chat, asked_to_generate, response_of
 from gateway.request import Asked
 from gateway.tenants import Tenant
 from gateway.tracing import RequestTrace, current_span, describe
-from gateway.validate import prompt_ids_of
 from mesh.errors import InvalidRequest, ShoalError, errors_as_status, kind_of
 from shoal.gateway.v1 import gateway_pb2, gateway_pb2_grpc
 
@@ -51,12 +50,12 @@ class InferenceService(gateway_pb2_grpc.InferenceServiceServicer):
     async def CountTokens(
         self, request: gateway_pb2.CountTokensRequest, context: Context
     ) -> gateway_pb2.CountTokensResponse:
-        async with errors_as_status(context):
+        async with errors_as_status(context), self._core.admitted():
             self._tenant(context)
             asked = _asked(request)
-            ids = await prompt_ids_of(asked, self._core.catalogue.text(asked.model))
+            prompt_tokens = await self._core.validator.count(asked, context.time_remaining())
         context_tokens = self._core.catalogue.context_tokens(asked.model)
-        return gateway_pb2.CountTokensResponse(prompt_tokens=len(ids), context_tokens=context_tokens)
+        return gateway_pb2.CountTokensResponse(prompt_tokens=prompt_tokens, context_tokens=context_tokens)
 
     async def ListModels(
         self, request: gateway_pb2.ListModelsRequest, context: Context

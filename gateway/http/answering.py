@@ -11,7 +11,7 @@ from starlette.datastructures import Headers
 from starlette.types import Receive, Scope, Send
 
 from gateway.core import Core
-from gateway.http.bodies import ChatBody, CompletionBody
+from gateway.http.bodies import REQUEST_ID_HEADER, ChatBody, CompletionBody
 from gateway.http.exchange import ClientGone, Reply, Watch, read_body, until_gone
 from gateway.http.formats import Format
 from gateway.http.problems import parse, plain_error, status_of
@@ -88,7 +88,7 @@ class _Exchange:
                 tenant = self._core.tenants.authenticate(headers.get("authorization"))
                 raw = await read_body(scope, receive, self._limits.max_body_bytes, self._limits.body_timeout_s)
                 body = parse(self._endpoint.decoder, raw)
-                asked = body.asked(headers.get("x-request-id", ""))
+                asked = body.asked(headers.get(REQUEST_ID_HEADER, ""))
                 commit_s = self._limits.sse_commit_s if body.streamed else None
                 work = partial(self._answer, body, asked, tenant)
                 await until_gone(Watch(receive, self._reply), commit_s, work)

@@ -13,6 +13,8 @@ from gateway.request import Asked, Route
 from mesh.errors import InvalidRequest
 from mesh.sampling import Sampling
 
+REQUEST_ID_HEADER = "x-request-id"
+
 
 class StreamOptions(msgspec.Struct, forbid_unknown_fields=True):
     include_usage: bool | None = None
@@ -103,11 +105,13 @@ class ChatBody(Body, forbid_unknown_fields=True, kw_only=True):
             tools=None if self.tool_choice == "none" else self.tools,
             sampling=self.sampling(self._top_logprobs()),
             max_tokens=self._max_tokens(),
+            max_tokens_name="max_tokens" if self.max_completion_tokens is None else "max_completion_tokens",
             stop=self.stops(),
             choices=1 if self.n is None else self.n,
             priority=self.priority or "normal",
             session_id=self.session_id or "",
             client_request_id=client_request_id,
+            client_request_id_name=REQUEST_ID_HEADER,
         )
 
     def _max_tokens(self) -> int | None:
@@ -161,17 +165,16 @@ class CompletionBody(Body, forbid_unknown_fields=True, kw_only=True):
             priority=self.priority or "normal",
             session_id=self.session_id or "",
             client_request_id=client_request_id,
+            client_request_id_name=REQUEST_ID_HEADER,
         )
 
-    def _prompt(self) -> tuple[str | None, list[int] | None]:
+    def _prompt(self) -> tuple[str | None, list[str | int] | None]:
+        """A text, or a list of ids of which nothing is checked yet: it may have millions."""
         if isinstance(self.prompt, str):
             return self.prompt, None
-        ids = [part for part in self.prompt if isinstance(part, int)]
-        if len(ids) == len(self.prompt):
-            return None, ids
         if len(self.prompt) == 1 and isinstance(self.prompt[0], str):
             return self.prompt[0], None
-        raise InvalidRequest("prompt must be one text or one list of token ids", field="prompt")
+        return None, self.prompt
 
     def _top_logprobs(self) -> int | None:
         if self.logprobs is not None and not 0 <= self.logprobs <= 5:

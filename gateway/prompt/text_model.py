@@ -1,14 +1,13 @@
 """What the gateway knows of a model: its tokenizer, its chat template, its context. No weights."""
 
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from gateway.prompt.control import ControlTokens
 from gateway.prompt.detokenizer import ByteDetokenizer, Detokenizer, WindowDetokenizer
 from gateway.prompt.messages import Message, Tool
-from gateway.prompt.offload import Offload
 from gateway.prompt.template import ChatTemplate
 from gateway.prompt.vocabulary import Vocabulary
 from mesh.errors import InvalidRequest
@@ -21,23 +20,23 @@ _LONGEST_CONTEXT = 1 << 31
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class TextModel:
-    """Prompts in, text out. Safe to share by all requests of a process.
+    """Prompts in, text out. Safe to share by all requests and threads of a process. Encoding takes from microseconds to
+    seconds: gateway/prompt/offload.py.
 
-    `context_tokens`: prompt plus answer may not pass it. `has_tools`: the chat template takes tools. `template` is None
-    for a model without one.
+    `context_tokens`: prompt plus answer may not pass it. `longest_token`: the most UTF-8 bytes of text that one token
+    can stand for. `has_tools`: the chat template takes tools. `template` is None for a model without one.
     """
 
     name: str
     vocab_size: int
     context_tokens: int
-    eos_token_ids: tuple[int, ...]
+    longest_token: int
     tokenizer_digest: bytes
     vocabulary: Vocabulary
     template: ChatTemplate | None
     leading_ids: tuple[int, ...]
     _control: ControlTokens
     _texts: Sequence[bytes] | None
-    _offload: Offload = field(default_factory=Offload)
 
     @classmethod
     def load(cls, folder: ModelFolder) -> "TextModel":
@@ -53,7 +52,7 @@ class TextModel:
             name=folder.name,
             vocab_size=vocabulary.full.get_vocab_size(),
             context_tokens=_context_tokens(folder, config),
-            eos_token_ids=_eos_ids(folder, vocabulary, names.get("eos_token")),
+            longest_token=vocabulary.longest_token,
             tokenizer_digest=folder.tokenizer_digest(),
             vocabulary=vocabulary,
             template=ChatTemplate(source, names) if source is not None else None,
@@ -67,16 +66,25 @@ class TextModel:
         """Whether the chat template takes tools."""
         return self.template is not None and self.template.has_tools
 
-    async def encode_chat(self, messages: Sequence[Message], tools: Sequence[Tool] = ()) -> list[int]:
+    def encode_chat(
+        self, messages: Sequence[Message], tools: Sequence[Tool] = (), context_tokens: int | None = None
+    ) -> list[int]:
         """The prompt that asks for the next assistant turn. Control ids appear only where the template puts them.
 
-        Raises InvalidRequest where the template does not take the conversation, or the model no tools.
+        Raises InvalidRequest where the template does not take the conversation, the model no tools, or where
+        `context_tokens` (None = the model's own) could never hold it.
         """
-        return await self._offload.run(lambda: self._encode(self._chat_text(messages, tools)))
+        most_bytes = self._most_bytes(context_tokens)
+        # Twice: what is sent before the work on it begins, and what the template made of it before tokenizing.
+        _check_size("messages", (message.content for message in messages), most_bytes)
+        text = self._chat_text(messages, tools)
+        _check_size("messages", (text,), most_bytes)
+        return self._encode(text)
 
-    async def encode_text(self, text: str) -> list[int]:
+    def encode_text(self, text: str, context_tokens: int | None = None) -> list[int]:
         """A raw prompt, which is never parsed for control tokens, after the ids that begin every text (BOS, if any)."""
-        return [*self.leading_ids, *await self._offload.run(lambda: self._encode(text))]
+        _check_size("prompt", (text,), self._most_bytes(context_tokens))
+        return [*self.leading_ids, *self._encode(text)]
 
     def detokenizer(self, prompt_ids: Sequence[int] = ()) -> Detokenizer:
         """For one choice that goes on where `prompt_ids` end."""
@@ -92,6 +100,9 @@ class TextModel:
             return text, text.encode()
         raw = table[token] if token < len(table) else b""
         return raw.decode(errors="replace"), raw
+
+    def _most_bytes(self, context_tokens: int | None) -> int:
+        return self.longest_token * (self.context_tokens if context_tokens is None else context_tokens)
 
     def _chat_text(self, messages: Sequence[Message], tools: Sequence[Tool]) -> str:
         """The rendered conversation, control tokens as stand-ins."""
@@ -116,6 +127,17 @@ class TextModel:
         [encoding] = self.vocabulary.inert.encode_batch_fast([marked], add_special_tokens=False)
         ids: list[int] = encoding.ids
         return ids
+
+
+def _check_size(field: str, texts: Iterable[str], most_bytes: int) -> None:
+    """Tokenizing costs a second for some megabytes; that a text cannot fit is known from its length in bytes."""
+    size = sum(len(text) if text.isascii() else len(text.encode()) for text in texts)
+    if size > most_bytes:
+        raise InvalidRequest(
+            f"{field}: {size} bytes of text, and this model's context can never hold more than {most_bytes}",
+            field=field,
+            code="context_length_exceeded",
+        )
 
 
 def _json(folder: ModelFolder, name: str) -> dict[str, Any]:
@@ -151,15 +173,6 @@ def _context_tokens(folder: ModelFolder, config: Mapping[str, Any]) -> int:
         if isinstance(length, int | float) and 0 < length < _LONGEST_CONTEXT:
             return int(length)
     raise InvalidRequest(f"{folder.tokenizer_config} names no model_max_length", field="model")
-
-
-def _eos_ids(folder: ModelFolder, vocabulary: Vocabulary, eos_token: str | None) -> tuple[int, ...]:
-    """Every id that ends an answer: the configurations' and the tokenizer's own."""
-    found: list[Any] = [vocabulary.full.token_to_id(eos_token)] if eos_token else []
-    for name in ("config.json", "generation_config.json"):
-        ids = _json(folder, name).get("eos_token_id")
-        found.extend(ids if isinstance(ids, list) else [ids])
-    return tuple(sorted({token for token in found if isinstance(token, int)}))
 
 
 def _leading_ids(vocabulary: Vocabulary, config: Mapping[str, Any], bos_token: str | None) -> tuple[int, ...]:

@@ -25,7 +25,8 @@ _PRIVATE_USE, _PRIVATE_USE_SIZE = 0xE000, 6400
 @dataclass(frozen=True, repr=False)
 class Vocabulary:
     """`stand_ins`: control token's text to its stand-in. `special`: ids that carry no text. `bytes_of`: see
-    token_bytes, None for a decoder whose tokens have no bytes of their own.
+    token_bytes, None for a decoder whose tokens have no bytes of their own. `longest_token`: the most UTF-8 bytes of a
+    text, stand-ins included, that become one token.
     """
 
     full: Tokenizer
@@ -33,6 +34,7 @@ class Vocabulary:
     stand_ins: dict[str, str]
     special: frozenset[int]
     bytes_of: Bytes | None
+    longest_token: int
 
     @classmethod
     def load(cls, path: Path) -> "Vocabulary":
@@ -44,14 +46,21 @@ class Vocabulary:
         except Exception as error:
             raise InvalidRequest(f"{path} cannot be read as a tokenizer: {error}", field="model") from error
         added = spec.get("added_tokens") or []
+        table = token_bytes(full, spec.get("decoder"))
         stand_ins = _stand_ins([token["content"] for token in added if _is_control(token)])
         return cls(
             full=full,
             inert=Tokenizer.from_str(json.dumps(_renamed(spec, stand_ins))),
             stand_ins=stand_ins,
             special=frozenset(token["id"] for token in added if token["special"]),
-            bytes_of=token_bytes(full, spec.get("decoder")),
+            bytes_of=table,
+            longest_token=max(map(len, [*_spelled(full, table), *map(str.encode, stand_ins.values())])),
         )
+
+
+def _spelled(tokenizer: Tokenizer, table: Bytes | None) -> Bytes:
+    """Every token's bytes; where the decoder has none, the token as it is written in the vocabulary."""
+    return [token.encode() for token in tokenizer.get_vocab()] if table is None else table
 
 
 def _is_control(token: dict[str, Any]) -> bool:

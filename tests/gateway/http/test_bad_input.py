@@ -1,5 +1,11 @@
 """Bad input is a 400 that names the field, in OpenAI's shape; the gRPC twin says the same words."""
 
+import asyncio
+import functools
+import json
+import threading
+import time
+
 import grpc
 import pytest
 
@@ -11,6 +17,8 @@ CHAT = "/v1/chat/completions"
 TEXT = "/v1/completions"
 MODEL = "smollm2-135m"
 HI = [{"role": "user", "content": "hi"}]
+
+DEEP = functools.reduce(lambda inner, _: {"a": inner}, range(900), {})
 
 # path, what is changed in a good body, the field that must be named
 FIELDS = [
@@ -27,6 +35,8 @@ FIELDS = [
     (CHAT, {"max_tokens": 0}, "max_tokens"),
     (CHAT, {"max_tokens": -1}, "max_tokens"),
     (CHAT, {"max_tokens": 1.5}, "max_tokens"),
+    (CHAT, {"max_completion_tokens": 0}, "max_completion_tokens"),
+    (CHAT, {"max_tokens": 0, "max_completion_tokens": 0}, "max_completion_tokens"),
     (CHAT, {"max_tokens": "many"}, "max_tokens"),
     (CHAT, {"max_tokens": 3, "max_completion_tokens": 4}, "max_completion_tokens"),
     (CHAT, {"temperature": -1}, "temperature"),
@@ -34,6 +44,8 @@ FIELDS = [
     (CHAT, {"temperature": "hot"}, "temperature"),
     (CHAT, {"top_p": 0}, "top_p"),
     (CHAT, {"top_k": -1}, "top_k"),
+    (CHAT, {"top_k": 10**400}, "top_k"),
+    (CHAT, {"logprobs": True, "top_logprobs": 10**400}, "top_logprobs"),
     (CHAT, {"min_p": 2}, "min_p"),
     (CHAT, {"n": 0}, "n"),
     (CHAT, {"n": 17}, "n"),
@@ -66,6 +78,10 @@ FIELDS = [
     (TEXT, {"prompt": [-1]}, "prompt"),
     (TEXT, {"prompt": [49152]}, "prompt"),
     (TEXT, {"prompt": ["a", "b"]}, "prompt"),
+    (TEXT, {"prompt": [1, "b"]}, "prompt"),
+    (TEXT, {"prompt": "x" * 700_000}, "prompt"),
+    (CHAT, {"messages": [{"role": "user", "content": "x" * 700_000}]}, "messages"),
+    (CHAT, {"tools": [{"function": {"name": "f", "parameters": DEEP}}]}, "tools[0].function.parameters"),
     (TEXT, {"prompt": [1.5]}, "prompt[0]"),
     (TEXT, {"prompt": None}, "prompt"),
     (TEXT, {"echo": True}, "echo"),
@@ -165,6 +181,42 @@ async def test_the_edges_of_max_tokens_and_context_have_one_answer_each(mesh, pl
         chat = (await client.post(CHAT, json=body_of(CHAT, {"max_tokens": None}))).json()
     assert chat["usage"]["total_tokens"] == 64
     assert answered(await ask(4)) == (16, "length")
+
+
+async def test_a_clients_request_id_that_is_too_long_is_refused_by_its_headers_name(mesh):
+    async with mesh.http() as client:
+        reply = await client.post(CHAT, json=body_of(CHAT, {}), headers={"x-request-id": "x" * 129})
+    assert reply.json()["error"]["param"] == "x-request-id"
+
+
+async def test_millions_of_token_ids_are_refused_by_their_number(mesh):
+    raw = f'{{"model": "{MODEL}", "prompt": [{"1," * 3_000_000}1]}}'.encode()
+    last, longest, refused = time.monotonic(), 0.0, False
+    async with mesh.http() as client, asyncio.TaskGroup() as group:
+        call = group.create_task(client.post(TEXT, content=raw))
+        while not call.done():
+            await asyncio.sleep(0.001)
+            now = time.monotonic()
+            last, longest = now, max(longest, now - last)
+    refused = call.result().json()["error"]
+    assert (refused["code"], "3000001 tokens" in refused["message"]) == ("context_length_exceeded", True)
+    began = time.monotonic()
+    json.loads(raw)
+    # As long as reading them takes at least, and not several times that.
+    assert longest < 4 * (time.monotonic() - began)
+
+
+async def test_tokenizing_ends_with_the_requests_time(mesh, monkeypatch, eventually):
+    hasty = await mesh.start_gateway(request_timeout_s=0.2)
+    await eventually(lambda: not hasty.missing)
+    go_on = threading.Event()
+    monkeypatch.setattr(type(mesh.text_model), "_encode", lambda self, marked: [5] if go_on.wait(20) else [])
+    try:
+        async with mesh.http(hasty) as client:
+            reply = await client.post(CHAT, json=body_of(CHAT, {}))
+    finally:
+        go_on.set()
+    assert (reply.status_code, "tokenized" in reply.json()["error"]["message"]) == (504, True)
 
 
 TWINS = [

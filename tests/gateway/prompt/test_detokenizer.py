@@ -28,8 +28,8 @@ def cut(ids: Sequence[int], lengths: Sequence[int]) -> list[list[int]]:
     return [*pieces, list(ids[start:])]
 
 
-async def test_no_push_carries_part_of_a_character(model: TextModel) -> None:
-    ids = await model.encode_text(SPLIT_CHARACTERS)
+def test_no_push_carries_part_of_a_character(model: TextModel) -> None:
+    ids = model.encode_text(SPLIT_CHARACTERS)
     assert len(ids) > len(SPLIT_CHARACTERS.encode()) / 2, "this text is to take several tokens a character"
     detokenizer = model.detokenizer()
     deltas = [detokenizer.push([token]) for token in ids]
@@ -37,9 +37,9 @@ async def test_no_push_carries_part_of_a_character(model: TextModel) -> None:
     assert not any("\ufffd" in delta for delta in deltas)
 
 
-async def test_a_character_unfinished_at_the_end_is_one_replacement_however_it_arrives(model: TextModel) -> None:
-    ids = await model.encode_text("ok 很")
-    assert len(await model.encode_text("很")) > 1, "this character is to take several tokens"
+def test_a_character_unfinished_at_the_end_is_one_replacement_however_it_arrives(model: TextModel) -> None:
+    ids = model.encode_text("ok 很")
+    assert len(model.encode_text("很")) > 1, "this character is to take several tokens"
     for pieces in ([ids[:-1]], [[token] for token in ids[:-1]]):
         assert joined(model.detokenizer(), pieces) == "ok \ufffd"
 
@@ -55,13 +55,13 @@ def test_joined_pushes_equal_the_whole_decode(
     assert joined(model.detokenizer(), cut(ids, lengths)) == reference.decode(ids, skip_special_tokens=True)
 
 
-async def test_special_tokens_and_ids_beyond_the_vocabulary_carry_no_text(model: TextModel) -> None:
-    ids = await model.encode_text("a")
+def test_special_tokens_and_ids_beyond_the_vocabulary_carry_no_text(model: TextModel) -> None:
+    ids = model.encode_text("a")
     assert joined(model.detokenizer(), [[1, *ids, 2, 49152, 10**9]]) == "a"
 
 
-async def test_a_tokens_own_text_and_bytes_are_told_for_log_probabilities(model: TextModel) -> None:
-    ids = await model.encode_text("很")
+def test_a_tokens_own_text_and_bytes_are_told_for_log_probabilities(model: TextModel) -> None:
+    ids = model.encode_text("很")
     assert b"".join(model.token_text(token)[1] for token in ids) == "很".encode()
     assert model.token_text(ids[0])[0] == "\ufffd"
     assert model.token_text(2) == ("<|im_end|>", b"<|im_end|>")
