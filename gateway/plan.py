@@ -28,23 +28,47 @@ async def demand_of(request: Request, catalogue: Catalogue, expected_tokens: int
         namespace=root,
         tokenizer_digest=catalogue.text(request.model).tokenizer_digest,
         session_id=request.session_id,
+        features=features_of(request),
     )
 
 
 def job_of(request: Request, catalogue: Catalogue, output: Output, grant: Grant) -> Job:
     """The prompt, and what each unfinished choice has emitted; weights and numerics are pinned after the first."""
+    choices = unfinished(output.choices)
     return Job(
         meta=request.meta,
         attempt=grant.attempt,
         worker_id=grant.worker_id,
         prompt_ids=request.prompt_ids,
-        choices=unfinished(output.choices),
+        choices=choices,
+        features=features_of(request, resumed=any(choices.values())),
         sampling=request.sampling,
         tokenizer_digest=catalogue.text(request.model).tokenizer_digest,
         cache_salt=request.tenant.salt,
         model_digest=output.tally.model_digest,
         precision=output.tally.precision,
     )
+
+
+def features_of(request: Request, *, resumed: bool = False) -> tuple[str, ...]:
+    """What a worker must know to give this answer (gpu_worker/identity.py has the words): one that is older than a
+    feature refuses, where it would have ignored a field that it never heard of.
+    """
+    sampling = request.sampling
+    penalties = (sampling.presence_penalty, sampling.frequency_penalty, sampling.repetition_penalty)
+    depends = {
+        "choices": request.choices > 1,
+        "logit_bias": bool(sampling.logit_bias),
+        "logprobs": sampling.top_logprobs is not None,
+        "min_p": sampling.min_p > 0,
+        "min_tokens": sampling.min_tokens > 0,
+        "penalties": penalties != (0, 0, 1),
+        "resume": resumed,
+        "seed": sampling.temperature > 0,  # drawn if not given: the same on every attempt
+        "stop_choices": bool(request.stop),
+        "stop_token_ids": bool(sampling.stop_token_ids),
+    }
+    return tuple(name for name, needed in depends.items() if needed)
 
 
 async def more_block_keys(request: Request, catalogue: Catalogue, output: Output) -> bytes:

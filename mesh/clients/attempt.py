@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from mesh.clients.outcomes import Reason
 from mesh.clients.usage import Usage
 from mesh.sampling import Sampling, to_proto
 from shoal.types.v1 import types_pb2
@@ -34,7 +35,9 @@ class Meta:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """One attempt. `choices` maps the index of each unfinished choice to the ids it has emitted."""
+    """One attempt. `choices` maps the index of each unfinished choice to the ids it has emitted; `features` are those
+    that the answer depends on.
+    """
 
     meta: Meta
     attempt: int
@@ -46,6 +49,7 @@ class Job:
     cache_salt: bytes = b""
     model_digest: bytes = b""
     precision: str = ""
+    features: Sequence[str] = ()
 
     def to_proto(self) -> worker_pb2.GenerateRequest:
         return worker_pb2.GenerateRequest(
@@ -58,6 +62,7 @@ class Job:
             worker_id=self.worker_id,
             model_digest=self.model_digest,
             precision=self.precision,
+            required_features=self.features,
         )
 
 
@@ -92,10 +97,10 @@ class Tokens:
 
 @dataclass(frozen=True, slots=True)
 class ChoiceEnd:
-    """The end of one choice here. `reason` is a value of outcomes.Reason, or one that only a newer worker knows."""
+    """The end of one choice here."""
 
     choice: int
-    reason: int
+    reason: Reason
     completion_tokens: int
     usage: Usage
     message: str = ""

@@ -1,5 +1,6 @@
 """A request's demand and its grants as plain values, and the events of a lease as the scheduler reads them."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from mesh.clients.attempt import Meta
@@ -26,6 +27,7 @@ class Demand:
     pool: str = ""
     model_digest: bytes = b""
     precision: str = ""
+    features: Sequence[str] = ()
 
     def to_proto(self) -> scheduler_pb2.Demand:
         return scheduler_pb2.Demand(
@@ -41,6 +43,7 @@ class Demand:
             pool=self.pool,
             model_digest=self.model_digest,
             precision=self.precision,
+            required_features=self.features,
         )
 
 

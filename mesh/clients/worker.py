@@ -13,7 +13,7 @@ import grpc
 
 from mesh.client import connect
 from mesh.clients.attempt import Accepted, ChoiceEnd, Event, Job, Logprob, Tokens
-from mesh.clients.outcomes import FailureKind, RefusedCause, WorkerFailed, WorkerRefused
+from mesh.clients.outcomes import FailureKind, Reason, RefusedCause, WorkerFailed, WorkerRefused
 from mesh.clients.silence import SilenceAlarm
 from mesh.clients.usage import usage_of
 from mesh.errors import DeadlineExceeded, InvalidRequest, error_of
@@ -119,9 +119,21 @@ class Generation:
     def _finished(self, finished: worker_pb2.Finished) -> ChoiceEnd:
         if self._next.pop(finished.choice, None) is None:
             raise WorkerFailed(FailureKind.PROTOCOL, f"choice {finished.choice} ended without running")
+        if finished.reason not in _REASONS:
+            raise WorkerFailed(
+                FailureKind.PROTOCOL, f"choice {finished.choice} ended for reason {finished.reason}, unknown here"
+            )
         return ChoiceEnd(
-            finished.choice, finished.reason, finished.completion_tokens, usage_of(finished.usage), finished.message
+            finished.choice,
+            Reason(finished.reason),
+            finished.completion_tokens,
+            usage_of(finished.usage),
+            finished.message,
         )
+
+
+# A newer worker may have more.
+_REASONS = frozenset(map(int, Reason))
 
 
 def _logprob(message: types_pb2.TokenLogprob) -> Logprob:

@@ -87,8 +87,8 @@ def tokens(position: int, *ids: int, choice: int = 0) -> pb.GenerateResponse:
     return pb.GenerateResponse(tokens=pb.Tokens(choice=choice, position=position, ids=ids))
 
 
-def finished(choice: int = 0) -> pb.GenerateResponse:
-    return pb.GenerateResponse(finished=pb.Finished(choice=choice, reason=types_pb2.FINISH_REASON_STOP))
+def finished(choice: int = 0, reason: int = types_pb2.FINISH_REASON_STOP) -> pb.GenerateResponse:
+    return pb.GenerateResponse(finished=pb.Finished(choice=choice, reason=reason))  # type: ignore[arg-type]
 
 
 def says(*responses: pb.GenerateResponse, then: Exception | None = None) -> Script:
@@ -174,8 +174,10 @@ async def test_what_can_never_run_is_the_callers_fault(scripted, error):
         [tokens(0, 7, choice=1)],
         [finished(1)],
         [accepted()],
+        [tokens(0, 7), finished(reason=99)],
+        [tokens(0, 7), finished(reason=types_pb2.FINISH_REASON_UNSPECIFIED)],
     ],
-    ids=["late start", "repeat", "gap", "unknown choice", "unknown end", "no end"],
+    ids=["late start", "repeat", "gap", "unknown choice", "unknown end", "no end", "unknown reason", "no reason"],
 )
 async def test_nonsense_is_a_protocol_failure(scripted, responses):
     peer, address = scripted
