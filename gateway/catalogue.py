@@ -56,12 +56,11 @@ class Catalogue:
         return b"" if view is None else namespace(view.model_digest, self._digests[name], "", salt)
 
     def missing(self) -> list[str]:
-        """What stands between this gateway and serving: empty = ready."""
+        """What stands between this gateway and serving each of its models: empty = ready."""
         replicas = self._schedulers.replicas
         if not replicas:
             return ["no scheduler is connected"]
         if not any(view.settled and not view.draining for view in replicas):
             return ["no connected scheduler has settled"]
-        if not self.serving():
-            return [f"no healthy worker serves {name}" for name in self._texts]
-        return []
+        serving = self.serving()
+        return [f"no healthy worker serves {name}" for name in self._texts if name not in serving]

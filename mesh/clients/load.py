@@ -6,10 +6,13 @@ from dataclasses import dataclass
 
 from shoal.scheduler.v1 import scheduler_pb2
 
+# Workers report at least each second; what an older report said is no longer known.
+STALE_MS = 3_000
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerView:
-    """One attached worker. `serving` = it completes steps and takes new work."""
+    """One attached worker. `serving` = it completes steps and takes new work, as it said itself not long ago."""
 
     worker_id: str
     address: str
@@ -54,7 +57,7 @@ def _worker(state: scheduler_pb2.WorkerState) -> WorkerView:
         model_digest=hello.model_digest,
         tokenizer_digest=hello.tokenizer_digest,
         simulated=hello.simulated,
-        serving=load.healthy and not load.draining,
+        serving=load.healthy and not load.draining and state.age_ms <= STALE_MS,
         features=frozenset(hello.features),
     )
 

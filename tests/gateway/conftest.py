@@ -203,6 +203,7 @@ class ScriptedScheduler(scheduler_pb2_grpc.SchedulerServiceServicer):
         self.workers: list[ScriptedWorker] = []
         self.settled = True
         self.healthy = True
+        self.age_ms = 0
         self.context_tokens = 8192
         self.error: ShoalError | None = None
         self.open_gate = asyncio.Event()
@@ -257,6 +258,7 @@ class ScriptedScheduler(scheduler_pb2_grpc.SchedulerServiceServicer):
                     context_tokens=self.context_tokens,
                 ),
                 load=sched.Load(healthy=self.healthy),
+                age_ms=self.age_ms,
             )
             for worker in self.workers
         ]

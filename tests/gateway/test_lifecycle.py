@@ -7,6 +7,7 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from gateway.catalogue import Catalogue
 from gateway.settings import GatewaySettings
 from mesh.errors import error_of
 from mesh.settings import SettingsError
@@ -48,6 +49,35 @@ async def test_a_worker_with_another_tokenizer_makes_nobody_ready(mesh, eventual
     mesh.scheduler.digest = b"another"
     mesh.scheduler.changed()
     await eventually(lambda: mesh.gateway.missing == ["no healthy worker serves smollm2-135m"])
+
+
+async def test_a_worker_that_was_not_heard_of_lately_makes_nobody_ready(mesh, eventually):
+    mesh.scheduler.age_ms = 3001
+    mesh.scheduler.changed()
+    await eventually(lambda: mesh.gateway.missing == ["no healthy worker serves smollm2-135m"])
+    async with mesh.http() as client:
+        assert (await client.get("/v1/models")).json()["data"] == []
+    mesh.scheduler.age_ms = 3000
+    mesh.scheduler.changed()
+    await eventually(lambda: not mesh.gateway.missing)
+
+
+async def test_a_gateway_of_two_models_is_ready_when_each_is_served(mesh):
+    texts = {name: mesh.text_model for name in ("smollm2-135m", "other")}
+    catalogue = Catalogue(texts, mesh.gateway.core.catalogue._schedulers)
+    assert catalogue.missing() == ["no healthy worker serves other"]
+
+
+async def test_before_any_worker_no_model_is_listed(mesh, eventually):
+    mesh.scheduler.workers.clear()
+    mesh.scheduler.changed()
+    await eventually(lambda: mesh.gateway.missing)
+    async with mesh.http() as client:
+        assert (await client.get("/v1/models")).json() == {"object": "list", "data": []}
+        assert (await client.get("/v1/models/smollm2-135m")).status_code == 404
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{mesh.gateway.grpc_port}") as channel:
+        stub = gateway_pb2_grpc.InferenceServiceStub(channel)
+        assert not (await stub.ListModels(gateway_pb2.ListModelsRequest(), timeout=5)).models
 
 
 class Stoppable:
