@@ -13,12 +13,13 @@
     kv_group = "acme-staging"        # optional: tenants of one group share cached KV; default: nobody shares
 
 Keys are stored as SHA-256 and looked up by it, so the file gives no key away and the time of a look-up says nothing
-about how much of a guess was right. A key is a long random text (`new_key`), for which a fast hash is enough.
+about how much of a guess was right. A key is a long random text, for which a fast hash is enough; in a shell:
+
+    key=sk-$(openssl rand -hex 32); printf %s "$key" | sha256sum
 """
 
 import hashlib
 import re
-import secrets
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -67,11 +68,6 @@ def hash_key(key: str) -> str:
     return "sha256:" + hashlib.sha256(key.encode(errors="surrogatepass")).hexdigest()
 
 
-def new_key() -> str:
-    """A fresh key of 256 random bits, in the form clients expect of an API key."""
-    return "sk-" + secrets.token_urlsafe(32)
-
-
 class Tenants:
     """Every tenant of this gateway. `keys_required` False = any caller without a key is the default tenant."""
 
@@ -96,6 +92,11 @@ class Tenants:
             return cls(_by_hash(table), _default(table), keys_required=keys_required)
         except SettingsError as error:
             raise SettingsError(f"{path}: {error}") from None
+
+    @property
+    def open_to_all(self) -> bool:
+        """Whether there are no keys at all."""
+        return not self._by_hash and not self.keys_required
 
     def authenticate(self, authorization: str | None) -> Tenant:
         """The tenant of an `authorization` header or metadata value, "Bearer <key>" or the bare key.

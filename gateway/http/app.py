@@ -60,6 +60,9 @@ class _Plain:
         return _json(200, {"ready": True, "models": sorted(self._core.catalogue.serving())})
 
     async def metrics(self, request: Request) -> Response:
+        """Only where nobody has a key to be kept from; the process's metrics port has them always."""
+        if not self._core.tenants.open_to_all:
+            raise HTTPException(404)
         return Response(generate_latest(self._core.metrics.registry), media_type=CONTENT_TYPE_LATEST)
 
     async def models(self, request: Request) -> Response:

@@ -36,6 +36,9 @@ async def test_it_names_its_ports_is_alive_and_exits_with_0_on_sigterm():
                 unready = await client.get("/ready")
                 assert unready.json() == {"ready": False, "missing": ["no scheduler is connected"]}
             assert ports["grpc_port"] > 0
+            async with httpx.AsyncClient(trust_env=False) as client:
+                metrics = await client.get(f"http://127.0.0.1:{ports['metrics_port']}/metrics")
+            assert "shoal_gateway_in_flight" in metrics.text
             process.send_signal(signal.SIGTERM)
             await process.communicate()
         assert process.returncode == 0

@@ -1,11 +1,13 @@
 """Keys lead to tenants, and a mistake in the file is named."""
 
+import subprocess
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from gateway.tenants import DEFAULT_TENANT, Tenants, hash_key, new_key
+from gateway import tenants
+from gateway.tenants import DEFAULT_TENANT, Tenants, hash_key
 from mesh.errors import Unauthenticated
 from mesh.settings import SettingsError
 
@@ -53,12 +55,14 @@ def test_without_a_known_key_nobody_enters_and_the_key_is_not_repeated(
 def test_without_keys_everyone_is_the_default_tenant() -> None:
     assert Tenants.open().authenticate(None) == DEFAULT_TENANT
     assert Tenants.open().authenticate("Bearer anything") == DEFAULT_TENANT
+    assert Tenants.open().open_to_all
 
 
 def test_where_keys_are_not_required_a_known_key_still_counts(tmp_path: Path) -> None:
-    tenants = load(tmp_path, "[default]\ncapacity = 5\nrefill_per_s = 1\n" + tenant(), keys_required=False)
-    assert tenants.authenticate(KEY).name == "acme"
-    assert tenants.authenticate(None).capacity == 5.0
+    found = load(tmp_path, "[default]\ncapacity = 5\nrefill_per_s = 1\n" + tenant(), keys_required=False)
+    assert found.authenticate(KEY).name == "acme"
+    assert found.authenticate(None).capacity == 5.0
+    assert not found.open_to_all
 
 
 def test_kv_is_shared_in_a_group_only(tmp_path: Path) -> None:
@@ -66,8 +70,8 @@ def test_kv_is_shared_in_a_group_only(tmp_path: Path) -> None:
         tenant(name=f'"{name}"', keys=f'["{hash_key(name)}"]', kv_group=group)
         for name, group in (("a", '"g"'), ("b", '"g"'), ("c", ""), ("g", ""))
     ]
-    tenants = load(tmp_path, "".join(rows))
-    a, b, c, g = (tenants.authenticate(name).salt for name in "abcg")
+    found = load(tmp_path, "".join(rows))
+    a, b, c, g = (found.authenticate(name).salt for name in "abcg")
     assert a == b
     assert len({a, c, g, DEFAULT_TENANT.salt}) == 4
 
@@ -115,8 +119,9 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
         Tenants.load(tmp_path / "absent.toml")
 
 
-def test_a_new_key_is_long_random_and_its_hash_is_what_the_file_takes(tmp_path: Path) -> None:
-    key = new_key()
-    assert key != new_key()
-    assert len(key) > 40
-    assert load(tmp_path, tenant(keys=f'["{hash_key(key)}"]')).authenticate(f"Bearer {key}").name == "acme"
+def test_a_hash_made_as_the_docstring_says_is_what_the_file_takes(tmp_path: Path) -> None:
+    [line] = [line for line in (tenants.__doc__ or "").splitlines() if "sha256sum" in line]
+    script = f'{line}; printf %s "$key"'
+    hashed, key = subprocess.run(["sh", "-c", script], check=True, capture_output=True, text=True).stdout.split("\n")
+    keys = f'["sha256:{hashed.split()[0]}"]'
+    assert load(tmp_path, tenant(keys=keys)).authenticate(f"Bearer {key}").name == "acme"

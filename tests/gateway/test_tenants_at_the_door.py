@@ -47,6 +47,14 @@ async def test_without_a_known_key_it_is_a_401(mesh, keyed, post, key):
     assert caught.value.code() is grpc.StatusCode.UNAUTHENTICATED
 
 
+async def test_metrics_are_not_on_the_public_door_where_there_are_keys(mesh, keyed):
+    async with mesh.http(keyed) as client:
+        refused = await client.get("/metrics", headers={"authorization": f"Bearer {KEY}"})
+    assert (refused.status_code, refused.json()["error"]["code"]) == (404, "not_found")
+    async with mesh.http() as client:
+        assert "shoal_gateway_in_flight" in (await client.get("/metrics")).text
+
+
 async def test_the_tenant_comes_from_the_key_and_salts_the_cache(mesh, play, ids_of, post):
     mesh.worker.scripts = [play.says(ids_of("ok"))]
     assert (await post()).status_code == 200
