@@ -1,8 +1,8 @@
 """What Prometheus is told of a worker: shoal_worker_*."""
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info
 
-from gpu_worker.engine.api import AcceptedEvent, EngineLoad, FinishedEvent, StepResult, TokensEvent
+from gpu_worker.engine.api import AcceptedEvent, EngineInfo, EngineLoad, StepResult, TokensEvent
 from mesh.telemetry import milliseconds
 
 _STEP_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 10)
@@ -18,7 +18,8 @@ class WorkerMetrics:
         def counter(name: str, what: str, labels: tuple[str, ...] = ()) -> Counter:
             return Counter(f"shoal_worker_{name}", what, labels, registry=registry)
 
-        self._tokens = counter("tokens", "Tokens: prompt (computed), cached, generated, recomputed.", ("kind",))
+        self._registry = registry
+        self._tokens = counter("tokens", "Tokens: prompt (computed once), cached, generated, recomputed.", ("kind",))
         self._requests = counter("requests", "Attempts by how they ended.", ("outcome",))
         self._preemptions = counter("preemptions", "Sequences set back to make room.")
         self._sequences = gauge("sequences", "Choices that run in steps or wait for a place.", ("state",))
@@ -36,6 +37,11 @@ class WorkerMetrics:
         )
         self._preempted = 0
 
+    def loaded(self, info: EngineInfo) -> None:
+        """The engine is there; what it is does not change."""
+        facts = {name: str(getattr(info, name)) for name in ("model", "architecture", "precision", "device")}
+        Info("shoal_worker", "What the engine runs, and on what.", registry=self._registry).info(facts)
+
     def up(self, well: bool) -> None:
         """Whether the engine is well."""
         self._up.set(well)
@@ -43,15 +49,14 @@ class WorkerMetrics:
     def stepped(self, result: StepResult) -> None:
         """The engine completed a step."""
         self._step.observe(result.duration_ms / 1000)
-        self._tokens.labels("prompt").inc(result.prefill_tokens)
+        self._tokens.labels("prompt").inc(result.prompt_tokens)
+        self._tokens.labels("recomputed").inc(result.recomputed_tokens)
         for event in result.events:
             match event:
                 case AcceptedEvent():
                     self._tokens.labels("cached").inc(sum(event.cached.values()))
                 case TokensEvent():
                     self._tokens.labels("generated").inc(len(event.ids))
-                case FinishedEvent() if event.last:
-                    self._tokens.labels("recomputed").inc(event.usage.recomputed_tokens)
         self._show(result.load)
 
     def _show(self, load: EngineLoad) -> None:

@@ -17,7 +17,6 @@ class Pulse:
     overdue_s: float
     median_step_s: float = 0.0
     owed_since: float | None = None
-    answered_at: float | None = None
 
     def owe(self, now: float) -> None:
         """The engine was given work, or a command that it answers."""
@@ -26,7 +25,6 @@ class Pulse:
 
     def answer(self, now: float, *, more: bool, median_step_s: float) -> None:
         """The engine completed a step; `more` = it has work left."""
-        self.answered_at = now
         self.owed_since = now if more else None
         self.median_step_s = median_step_s
 

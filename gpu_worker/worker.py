@@ -80,6 +80,7 @@ class Worker:
         if info is None:
             return
         identity = service.identity = Identity(self._worker_id, info)
+        self._metrics.loaded(info)
 
         async def tell(well: bool) -> None:
             await server.set_serving(well)

@@ -119,7 +119,6 @@ class EngineLoad(msgspec.Struct, frozen=True, kw_only=True):
     preemptions: int
     running: list[tuple[str, int]]  # (request_id, attempt) of all that runs or waits
     computed: dict[str, int] = {}  # request_id -> prompt + emitted tokens whose KV is ready
-    queued: list[str] = []  # request_ids without a place in a step yet
 
 
 class StepResult(msgspec.Struct, frozen=True, kw_only=True):
@@ -128,8 +127,8 @@ class StepResult(msgspec.Struct, frozen=True, kw_only=True):
     events: list[Event]
     load: EngineLoad
     duration_ms: float
-    prefill_tokens: int = 0
-    decode_tokens: int = 0
+    prompt_tokens: int = 0  # computed for the first time
+    recomputed_tokens: int = 0  # prompt and output whose KV a preemption or a move had lost
     blocks_stored: list[bytes] = []
     blocks_evicted: list[bytes] = []
 
@@ -178,7 +177,10 @@ class Engine(Protocol):
         """End one choice with STOP at the next step, its output counted as `keep_tokens`. Unknown ids are ignored."""
 
     def step(self) -> StepResult:
-        """Advance every running sequence as far as one step's token budget allows. A sequence that fails ends alone."""
+        """Advance every running sequence as far as one step's token budget allows. A sequence that fails ends alone.
+
+        Whatever it raises means that the engine is broken as a whole.
+        """
 
     def has_work(self) -> bool:
         """Whether `step` would advance anything or has an event to give."""

@@ -7,20 +7,20 @@ import msgspec
 import torch
 
 from gpu_worker.engine.admission import Admission
-from gpu_worker.engine.api import ChoicePlan, Engine, EngineInfo, Plan
+from gpu_worker.engine.api import Engine, EngineInfo
 from gpu_worker.engine.config import EngineConfig
 from gpu_worker.engine.engine import TorchEngine
 from gpu_worker.engine.kv import BlockPool
 from gpu_worker.engine.runner import Runner
 from gpu_worker.engine.schedule import Schedule
 from gpu_worker.engine.sequence import blocks_for
+from gpu_worker.engine.vitality import warm_up_plan
 from gpu_worker.models.checkpoint import Progress
 from gpu_worker.models.errors import LoadError
 from gpu_worker.models.paged import PagedKv
 from gpu_worker.models.registry import PRECISIONS, LoadedModel, load
 from mesh.blocks import BLOCK_TOKENS
 from mesh.models import ModelFolder, find
-from mesh.sampling import Sampling
 
 WARM_UP_TOKENS = 4
 
@@ -75,14 +75,9 @@ def assemble(config: EngineConfig, folder: ModelFolder, model: LoadedModel) -> T
 
 def warm_up(engine: Engine) -> None:
     """One short greedy answer through the engine itself: proof that it works, and caches filled."""
-    prompt = [token % engine.info.vocab_size for token in range(min(8, engine.info.context_tokens - 1))]
-    sampling = Sampling(max_tokens=WARM_UP_TOKENS, temperature=0.0, seed=0, ignore_eos=True)
-    engine.submit(Plan(request_id="warm-up", attempt=1, prompt_ids=prompt, choices=[ChoicePlan(0)], sampling=sampling))
-    produced = 0
+    engine.submit(warm_up_plan(engine.info, WARM_UP_TOKENS))
     while engine.has_work():
-        result = engine.step()
-        produced += result.decode_tokens
-        for event in result.events:
+        for event in engine.step().events:
             if getattr(event, "message", ""):
                 raise RuntimeError(f"the warm-up failed: {event}")
 

@@ -3,7 +3,8 @@
 A step:
     1. Endings decided since the last one (park, stop_choice) take effect.
     2. The schedule picks what each sequence computes and finds the blocks (schedule.py).
-    3. One forward pass; a sequence that breaks it is found by running each alone, and only it ends (runner.py).
+    3. One forward pass; a sequence that breaks it is found by running each alone, and only it ends (runner.py). If
+       nothing succeeds any more, the engine itself is broken, and says so (vitality.py).
     4. Full blocks become findable, sampled tokens become events, finished sequences leave.
 """
 
@@ -11,11 +12,10 @@ import logging
 import time
 from collections.abc import Callable
 
-from gpu_worker.engine.admission import Admission, check, waiting_tokens
+from gpu_worker.engine.admission import Admission, check
 from gpu_worker.engine.api import (
     AcceptedEvent,
     EngineInfo,
-    EngineLoad,
     Event,
     FinishedEvent,
     Plan,
@@ -24,11 +24,13 @@ from gpu_worker.engine.api import (
     TokensEvent,
     Usage,
 )
+from gpu_worker.engine.load import load_of
 from gpu_worker.engine.meters import Meters
 from gpu_worker.engine.runner import Outcome, Runner
 from gpu_worker.engine.sampler import Sampled
 from gpu_worker.engine.schedule import Schedule
-from gpu_worker.engine.sequence import Ending, Piece, Request, Sequence, blocks_for
+from gpu_worker.engine.sequence import Ending, Piece, Request, Sequence
+from gpu_worker.engine.vitality import Vitality
 from mesh.blocks import BLOCK_TOKENS, namespace
 from mesh.errors import AlreadyExists
 
@@ -52,7 +54,8 @@ class TorchEngine:
         self.pool = schedule.pool
         self._admission = admission
         self._clock = clock
-        self._meters = Meters()
+        self._meters = Meters(schedule.prefill_chunk)
+        self._vitality = Vitality(info, runner, schedule.pool)
         self._requests: dict[str, Request] = {}
         self._endings: list[Ending] = []
         self._submitted = 0
@@ -113,20 +116,23 @@ class TorchEngine:
             events += self._accept(piece.sequence.request, begin_s)
         self._runner.clear(fresh)
         outcomes = self._compute(pieces)
-        prefill = sum(piece.count for piece in pieces if piece.count > 1)
-        decode = sum(piece.count == 1 for piece in pieces)
+        computed = [outcome.piece for outcome in outcomes if not outcome.error]
+        prompt_tokens = sum(piece.prompt_tokens for piece in computed)
+        recomputed_tokens = sum(piece.recomputed_tokens for piece in computed)
         for outcome in outcomes:
             events += self._absorb(outcome)
+        self._vitality.note(outcomes)
         duration_s = self._clock() - begin_s
         if pieces:
-            self._meters.record(duration_s, prefill, decode)
+            prefill = sum(piece.count for piece in pieces if piece.count > 1)
+            self._meters.record(duration_s, prefill, sum(piece.count == 1 for piece in pieces))
         stored, evicted = self.pool.take_changes()
         return StepResult(
             events=events,
-            load=self._load(),
+            load=load_of(self._schedule, self._meters, self._requests),
             duration_ms=duration_s * 1000,
-            prefill_tokens=prefill,
-            decode_tokens=decode,
+            prompt_tokens=prompt_tokens,
+            recomputed_tokens=recomputed_tokens,
             blocks_stored=stored,
             blocks_evicted=evicted,
         )
@@ -245,27 +251,4 @@ class TorchEngine:
             precision=self.info.precision,
             queue_ms=request.queue_ms,
             first_token_ms=request.first_token_ms,
-        )
-
-    def _load(self) -> EngineLoad:
-        running, waiting = self._schedule.running, self._schedule.waiting
-        growth = sum(blocks_for(one.limit) - len(one.blocks) for one in running)
-        return EngineLoad(
-            steps=self._meters.steps,
-            waiting_sequences=len(waiting),
-            running_sequences=len(running),
-            queued_prefill_tokens=waiting_tokens(waiting)
-            + sum(one.uncomputed for one in running if one.uncomputed > 1),
-            free_blocks=self.pool.free,
-            cached_blocks=self.pool.cached,
-            used_blocks=self.pool.used,
-            committed_blocks=self.pool.used + growth,
-            total_blocks=self.pool.total,
-            prefill_tokens_per_s=self._meters.prefill_tokens_per_s,
-            decode_tokens_per_s=self._meters.decode_tokens_per_s,
-            median_step_ms=self._meters.median_step_ms,
-            preemptions=self._schedule.preemptions,
-            running=[request.identity for request in self._requests.values()],
-            computed={key: max(one.computed for one in r.sequences) for key, r in self._requests.items()},
-            queued=[key for key, request in self._requests.items() if not request.accepted],
         )

@@ -30,6 +30,7 @@ from gpu_worker.engine.messages import (
     decode_command,
     encode,
 )
+from gpu_worker.engine.vitality import EngineBroken
 from gpu_worker.models.errors import LoadError
 from mesh.errors import ShoalError
 
@@ -64,6 +65,9 @@ def _run(port: "_Port", config: EngineConfig) -> None:
         serve(engine, port)
     except (EOFError, OSError):
         raise
+    except EngineBroken as error:
+        log.exception("the engine is broken")
+        port.send(Fatal(str(error)))
     except Exception as error:
         log.exception("the engine loop broke")
         port.send(Fatal(f"the engine loop broke ({type(error).__name__})"))

@@ -26,7 +26,7 @@ class Schedule:
     def __init__(self, pool: BlockPool, max_sequences: int, prefill_chunk: int) -> None:
         self.pool = pool
         self._max_sequences = max_sequences
-        self._prefill_chunk = prefill_chunk
+        self.prefill_chunk = prefill_chunk
         self.waiting: list[Sequence] = []  # by order
         self.running: list[Sequence] = []  # by order
         self.preemptions = 0
@@ -47,7 +47,7 @@ class Schedule:
         """This step's work, blocks included, and the blocks among them that are new and need clearing."""
         self._fresh = []
         pieces: list[Piece] = []
-        budget = self._prefill_chunk
+        budget = self.prefill_chunk
         for decoding in (True, False):
             for sequence in [one for one in self.running if (one.uncomputed == 1) == decoding]:
                 count = 1 if decoding else min(sequence.uncomputed, budget)

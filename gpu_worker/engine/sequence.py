@@ -114,3 +114,14 @@ class Piece:
     def samples(self) -> bool:
         """Whether the piece reaches the last known token, so that its logits choose the next one."""
         return self.start + self.count == len(self.sequence.ids)
+
+    @property
+    def prompt_tokens(self) -> int:
+        """Prompt tokens in it that this sequence computes for the first time."""
+        end = min(self.start + self.count, len(self.sequence.request.plan.prompt_ids))
+        return max(0, end - max(self.start, self.sequence.reached))
+
+    @property
+    def recomputed_tokens(self) -> int:
+        """Tokens in it whose KV this choice had before: it was preempted, or moved here."""
+        return max(0, min(self.start + self.count, self.sequence.reached) - self.start)

@@ -35,7 +35,7 @@ async def test_a_drain_lets_answers_end_parks_the_rest_and_takes_nothing_new(
         short = asyncio.ensure_future(
             _collect(rig.stub.Generate(rig.request(sampling=types_pb2.SamplingParams(max_tokens=100)), timeout=60))
         )
-        await eventually(lambda: len(rig.bridge.load.running) == 2 and not rig.bridge.load.queued)
+        await eventually(lambda: len(rig.bridge.load.running) == 2 and not rig.bridge.load.waiting_sequences)
         rig.stopping.set()
         await eventually(lambda: rig.scheduler.loads[-1].draining)
         assert await rig.health() == "NOT_SERVING"

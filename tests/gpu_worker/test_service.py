@@ -212,7 +212,7 @@ async def test_a_client_that_is_gone_while_queued_frees_all_within_a_second(rig:
     await eventually(lambda: rig.idle)
     long = [rig.stub.Generate(rig.request(prompt_ids=[7 + n] * 5000), timeout=20) for n in range(3)]
     calls = [asyncio.ensure_future(collect(call)) for call in long]
-    await eventually(lambda: len(rig.bridge.load.queued) >= 1 and len(rig.bridge.running()) == 3)
+    await eventually(lambda: rig.bridge.load.waiting_sequences and len(rig.bridge.running()) == 3)
     for call in calls:
         call.cancel()
     await eventually(lambda: rig.idle, timeout_s=1)

@@ -51,7 +51,7 @@ def test_a_cached_prefix_gives_the_same_answer_and_is_reported(lab, answers):
     assert answers.ends["b", 0].usage.cached == {1: 64}  # 80 are cached, but the last token is computed for its logits
     accepted = [event for event in answers.events if isinstance(event, AcceptedEvent)]
     assert [event.cached for event in accepted] == [{1: 64}]
-    assert answers.steps[0].decode_tokens + answers.steps[0].prefill_tokens == 16
+    assert answers.steps[0].prompt_tokens == 16
 
 
 @pytest.mark.parametrize("other", [{"cache_salt": b"tenant"}, {"prompt": list(range(4, 84))}])
@@ -120,7 +120,7 @@ def test_four_choices_share_the_prompt_and_end_one_by_one(lab, answers):
     assert [end.last for end in ends] == [False, False, False, True]
     assert ends[-1].usage.completion_tokens == sum(end.completion_tokens for end in ends)
     assert ends[-1].usage.prompt_tokens == 40
-    computed = sum(step.prefill_tokens for step in answers.steps)
+    computed = sum(step.prompt_tokens for step in answers.steps)
     assert computed == 40 + 3 * 8  # the prompt once; its last, partly filled block again for each sibling
 
 

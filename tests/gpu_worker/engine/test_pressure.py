@@ -165,3 +165,15 @@ def test_the_blocks_of_a_broken_sequence_come_back_clean(lab):
     for plan in plans:
         engine.submit(plan)
     assert lab.finish(engine).ids == calm  # decoded together, masked where the shorter one has nothing
+
+
+def test_prompt_tokens_count_once_however_they_are_cut_and_recomputed_ones_apart(lab, answers):
+    prompts = {f"r{i}": [10 + i] * 33 for i in range(3)}
+    engine = lab.engine(blocks=7, prefill_chunk=32)  # a last piece of one token, and not enough blocks for all
+    for name, prompt in prompts.items():
+        engine.submit(lab.plan(name, prompt, max_tokens=40))
+    lab.finish(engine, answers)
+    assert answers.steps[-1].load.preemptions
+    assert sum(step.prompt_tokens for step in answers.steps) == 3 * 33
+    recomputed = sum(end.usage.recomputed_tokens for end in answers.ends.values())
+    assert sum(step.recomputed_tokens for step in answers.steps) == recomputed > 0

@@ -1,0 +1,33 @@
+"""Where the engine stands after a step, told from its parts."""
+
+from collections.abc import Mapping
+
+from gpu_worker.engine.admission import waiting_tokens
+from gpu_worker.engine.api import EngineLoad
+from gpu_worker.engine.meters import Meters
+from gpu_worker.engine.schedule import Schedule
+from gpu_worker.engine.sequence import Request, blocks_for
+
+
+def load_of(schedule: Schedule, meters: Meters, requests: Mapping[str, Request]) -> EngineLoad:
+    """The load report. `requests` is all that runs or waits, by request id."""
+    running, waiting, pool = schedule.running, schedule.waiting, schedule.pool
+    growth = sum(blocks_for(one.limit) - len(one.blocks) for one in running)
+    unfinished_prefills = sum(one.uncomputed for one in running if one.uncomputed > 1)
+    return EngineLoad(
+        steps=meters.steps,
+        waiting_sequences=len(waiting),
+        running_sequences=len(running),
+        queued_prefill_tokens=waiting_tokens(waiting) + unfinished_prefills,
+        free_blocks=pool.free,
+        cached_blocks=pool.cached,
+        used_blocks=pool.used,
+        committed_blocks=pool.used + growth,
+        total_blocks=pool.total,
+        prefill_tokens_per_s=meters.prefill_tokens_per_s,
+        decode_tokens_per_s=meters.decode_tokens_per_s,
+        median_step_ms=meters.median_step_ms,
+        preemptions=schedule.preemptions,
+        running=[request.identity for request in requests.values()],
+        computed={key: max(one.computed for one in r.sequences) for key, r in requests.items()},
+    )

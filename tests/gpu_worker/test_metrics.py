@@ -1,0 +1,34 @@
+"""What a worker's counters say of tokens, whatever pieces they were computed in."""
+
+from typing import Any
+
+import pytest
+from prometheus_client import CollectorRegistry
+
+from gpu_worker.engine.api import AcceptedEvent, EngineLoad, StepResult
+from gpu_worker.metrics import WorkerMetrics
+
+pytestmark = pytest.mark.asyncio(loop_scope="session")
+
+IDLE = EngineLoad(
+    steps=1, waiting_sequences=0, running_sequences=0, queued_prefill_tokens=0, free_blocks=1, cached_blocks=0,
+    used_blocks=0, committed_blocks=0, total_blocks=1, prefill_tokens_per_s=0.0, decode_tokens_per_s=0.0,
+    median_step_ms=0.0, preemptions=0, running=[],
+)  # fmt: skip
+
+
+async def test_a_step_counts_prompt_recomputed_and_cached_tokens_apart() -> None:
+    registry = CollectorRegistry()
+    metrics = WorkerMetrics(registry)
+    accepted = AcceptedEvent("r", 1, {1: 32}, 0)
+    metrics.stepped(StepResult(events=[accepted], load=IDLE, duration_ms=1, prompt_tokens=1, recomputed_tokens=7))
+    kinds = {
+        kind: registry.get_sample_value("shoal_worker_tokens_total", {"kind": kind})
+        for kind in ("prompt", "recomputed", "cached")
+    }
+    assert kinds == {"prompt": 1, "recomputed": 7, "cached": 32}
+
+
+async def test_metrics_say_what_the_engine_is(rig: Any) -> None:
+    facts = {"model": "tiny", "architecture": "LlamaForCausalLM", "precision": "fp32", "device": "cpu"}
+    assert rig.sample("info", **facts) == 1
