@@ -8,19 +8,20 @@ a callback, and another replica adopts the request in the background; the token 
 import asyncio
 import contextlib
 import logging
-from collections.abc import Coroutine, Iterator
+from collections.abc import Coroutine
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
-
-import grpc
+from typing import TYPE_CHECKING, Protocol
 
 from mesh.client import Backoff
 from mesh.clients import placement
+from mesh.clients.dialogue import Dialogue, Lost
 from mesh.clients.outcomes import FailureKind, Outcome, RefusedCause
-from mesh.clients.placement import Course, Demand, Grant, grant_of
+from mesh.clients.placement import Course, Demand, Grant
 from mesh.clients.usage import Usage
-from mesh.errors import DeadlineExceeded, Overloaded, ShoalError, Unavailable, error_of
-from shoal.scheduler.v1 import scheduler_pb2, scheduler_pb2_grpc
+from mesh.errors import DeadlineExceeded, Overloaded, ShoalError, Unavailable
+
+if TYPE_CHECKING:
+    from shoal.scheduler.v1 import scheduler_pb2_grpc
 
 # After the answer: seconds that telling the scheduler may take.
 CLOSE_S = 1.0
@@ -51,13 +52,6 @@ class Replicas(Protocol):
     def spawn(self, work: Coroutine[None, None, None]) -> asyncio.Task[None]: ...
 
 
-_Call = grpc.aio.StreamStreamCall[placement.LeaseEvent, scheduler_pb2.Grant]
-
-
-class _Lost(Exception):
-    """The RPC broke under us: try again. `replica` is where."""
-
-
 class Lease:
     """`open`, then after each grant at most one of `refused`, `failed`, `parked`; always `close`."""
 
@@ -70,7 +64,7 @@ class Lease:
         self._metadata = metadata
         self._loop = asyncio.get_running_loop()
         self._id = demand.meta.request_id
-        self._call: _Call | None = None
+        self._dialogue: Dialogue | None = None
         self._at = ""
         self._running: Grant | None = None
         self._adopting: asyncio.Task[None] | None = None
@@ -120,19 +114,15 @@ class Lease:
         """Tell the scheduler how it ended, if there is one to tell, and give the lease back."""
         self._running = None
         await self._stop_adopting()
-        call = self._call
-        if call is None:
+        if self._dialogue is None:
             return
         try:
             async with asyncio.timeout(CLOSE_S):
-                with _losses():
-                    await call.write(self._course.finished(outcome, usage))
-                    await call.done_writing()
-                    await call.code()
-        except (_Lost, ShoalError, TimeoutError) as error:
-            log.debug("lease %s closed without a word: %r", self._id, error)
+                await self._dialogue.finish(self._course.finished(outcome, usage))
+        except TimeoutError:
+            log.debug("lease %s: scheduler %s did not hear of its end", self._id, self._at)
         finally:
-            call.cancel()
+            self._dialogue.cancel()
 
     def _ended(self) -> Grant:
         """The grant whose attempt is over."""
@@ -171,18 +161,18 @@ class Lease:
         shun: set[str] = set()
         while True:
             try:
-                call = self._call
-                if event is None or call is None or call.done():
-                    call = await self._dial(frozenset(shun))
+                dialogue = self._dialogue
+                if event is None or dialogue is None or dialogue.over:
+                    dialogue = await self._dial(frozenset(shun))
                     event = self._course.open(self._loop.time() - began)
-                return await self._ask(call, event)
-            except _Lost as lost:
+                return await dialogue.ask(event)
+            except Lost as lost:
                 log.info("lease %s: scheduler %s is lost (%s)", self._id, self._at, lost)
                 shun.add(self._at)
                 event = None
             await asyncio.sleep(backoff.next_s())
 
-    async def _dial(self, shun: frozenset[str]) -> _Call:
+    async def _dial(self, shun: frozenset[str]) -> Dialogue:
         """Start an Acquire at the owner, waiting for a replica to live if none does."""
         demand = self._course.demand
         wait_s = self._limits.no_scheduler_s if not self._at else None
@@ -194,26 +184,15 @@ class Lease:
             raise Unavailable("no scheduler answers now", code="no_scheduler", retry_after_s=2) from None
         stub = self._replicas.stub(address)
         if stub is None:
-            raise _Lost("it left the targets")
+            raise Lost("it left the targets")
         self._at = address
         timeout_s = max(0.0, self._limits.deadline - self._loop.time()) + CLOSE_S
-        call = stub.Acquire(timeout=timeout_s, metadata=self._metadata)
-        call.add_done_callback(self._on_done)
-        self._call = call
-        return call
+        self._dialogue = Dialogue(stub, self._on_end, timeout_s, self._metadata)
+        return self._dialogue
 
-    async def _ask(self, call: _Call, event: placement.LeaseEvent) -> Grant:
-        """One event, one Grant. Raises _Lost where another try may succeed, else what the scheduler said."""
-        with _losses():
-            await call.write(event)
-            reply = await call.read()
-        if not isinstance(reply, scheduler_pb2.Grant):
-            raise _Lost("it closed the lease")
-        return grant_of(reply)
-
-    def _on_done(self, call: Any) -> None:
+    def _on_end(self, dialogue: Dialogue) -> None:
         """The RPC ended. Under a running attempt that means: find another scheduler, in the background."""
-        if self._running is not None and call is self._call and self._adopting is None:
+        if self._running is not None and dialogue is self._dialogue and self._adopting is None:
             self._adopting = self._replicas.spawn(self._adopt(self._running))
 
     async def _adopt(self, grant: Grant) -> None:
@@ -223,16 +202,16 @@ class Lease:
         while True:
             await asyncio.sleep(backoff.next_s())
             try:
-                call = await self._dial(frozenset())
+                dialogue = await self._dial(frozenset())
                 async with asyncio.timeout(ADOPT_S):
-                    await self._ask(call, event)
-            except (_Lost, TimeoutError) as lost:
+                    await dialogue.ask(event)
+            except (Lost, TimeoutError) as lost:
                 log.debug("adoption failed: %r", lost)
             except ShoalError as error:
                 log.warning("lease %s: %s will not adopt it: %s", self._id, self._at, error)
                 return
             else:
-                if not call.done():
+                if not dialogue.over:
                     break
         self._adopting = None
 
@@ -242,33 +221,8 @@ class Lease:
         if adopting is None:
             return
         adopting.cancel()
-        if self._call is not None:
-            self._call.cancel()
-            self._call = None
+        if self._dialogue is not None:
+            self._dialogue.cancel()
+            self._dialogue = None
         with contextlib.suppress(asyncio.CancelledError):
             await adopting
-
-
-# Statuses with which a scheduler that dies or is being replaced ends its calls. INTERNAL without a Cause is gRPC's own:
-# a write that met a call just broken ("Internal error from Core").
-_LOSSES = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED, grpc.StatusCode.INTERNAL)
-
-
-@contextlib.contextmanager
-def _losses() -> Iterator[None]:
-    """Around words with a scheduler: _Lost where it went away, a ShoalError where it said something."""
-    try:
-        yield
-    except grpc.aio.AioRpcError as error:
-        meant = error_of(error)
-        if error.code() in _LOSSES and meant.code in (None, "draining"):
-            raise _Lost(meant.message) from error
-        raise meant from error
-    except asyncio.InvalidStateError:
-        raise _Lost("the call is over") from None
-    except asyncio.CancelledError:
-        # A closed channel cancels its calls, which reads like a cancelled task; only the task itself knows better.
-        task = asyncio.current_task()
-        if task is not None and task.cancelling():
-            raise
-        raise _Lost("the channel was closed") from None

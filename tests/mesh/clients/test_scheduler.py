@@ -1,6 +1,8 @@
 """The schedulers' client against real servers: who owns what, and leases that outlive their scheduler."""
 
 import asyncio
+import select
+import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -42,6 +44,10 @@ class Replica(scheduler_pb2_grpc.SchedulerServiceServicer):
     async def kill(self) -> None:
         await self._server._server.stop(None)
 
+    async def leave(self) -> None:
+        """Take no more calls and no connections; those that run may go on."""
+        await self._server._server.stop(30)
+
     def kinds(self) -> list[str]:
         return [str(event.WhichOneof("event")) for event in self.events]
 
@@ -56,6 +62,8 @@ class Replica(scheduler_pb2_grpc.SchedulerServiceServicer):
         while True:
             change.clear()
             yield pb.MeshLoad(scheduler_id=self.address, draining=self.draining, settled=True)
+            if self.draining:
+                return
             await change.wait()
 
     async def Acquire(self, events: AsyncIterator[pb.LeaseEvent], context: Any) -> AsyncIterator[pb.Grant]:
@@ -114,8 +122,23 @@ def demand(model: str = "m") -> Demand:
     )
 
 
-def lease_at(schedulers: Schedulers, *, queue_s: float = 10, deadline_s: float = 60) -> Lease:
-    return schedulers.lease(demand(), LeaseLimits(queue_s, 1, asyncio.get_running_loop().time() + deadline_s))
+def lease_at(
+    schedulers: Schedulers, *, queue_s: float = 10, no_scheduler_s: float = 1, deadline_s: float = 60
+) -> Lease:
+    deadline = asyncio.get_running_loop().time() + deadline_s
+    return schedulers.lease(demand(), LeaseLimits(queue_s, no_scheduler_s, deadline))
+
+
+def port_of(replica: Replica) -> int:
+    return int(replica.address.rpartition(":")[2])
+
+
+def listener(port: int) -> socket.socket | None:
+    """None while somebody else listens there."""
+    try:
+        return socket.create_server(("127.0.0.1", port))
+    except OSError:
+        return None
 
 
 def by_address(replicas: list[Replica], address: str | None) -> Replica:
@@ -195,6 +218,25 @@ async def test_a_running_lease_is_adopted_by_another_replica_and_goes_on_there(r
         await eventually(lambda: not heir.leases)
 
 
+async def test_a_lease_still_connecting_to_a_replica_that_leaves_is_granted_by_its_successor(replicas, eventually):
+    """The gateway closes its channel to a replica that leaves, and every call on it must notice."""
+    leaver, successor = replicas[0], Replica()
+    async with connected(leaver) as schedulers:
+        leaving = asyncio.create_task(leaver.leave())
+        # The kernel takes connections there and nobody answers: who dials is connecting for as long as this lasts.
+        with await eventually(lambda: listener(port_of(leaver))) as mute:
+            lease = lease_at(schedulers)
+            opening = asyncio.create_task(lease.open())
+            await eventually(lambda: select.select([mute], [], [], 0)[0])
+            leaver.drain()
+            await eventually(lambda: not schedulers.replicas)
+        await leaving
+        await successor._server.start("127.0.0.1", port_of(leaver))
+        assert (await opening).attempt == 1
+        await lease.close(Outcome.COMPLETED, Usage())
+        await successor.kill()
+
+
 async def test_a_failure_before_anyone_adopted_is_opened_anew_above_the_last_attempt(replicas, eventually):
     async with connected(replicas[0]) as schedulers:
         lease = lease_at(schedulers)
@@ -202,9 +244,8 @@ async def test_a_failure_before_anyone_adopted_is_opened_anew_above_the_last_att
         await replicas[0].kill()
         await eventually(lambda: not schedulers.replicas)
         asking = asyncio.create_task(lease.failed(FailureKind.RESET, "gone", 4))
-        port = int(replicas[0].address.rpartition(":")[2])
         successor = Replica()
-        await successor._server.start("127.0.0.1", port)
+        await successor._server.start("127.0.0.1", port_of(replicas[0]))
         assert (await asking).attempt == 2
         opened = successor.events[0].open
         assert (opened.last_attempt, opened.emitted_tokens, list(opened.avoid)) == (1, 4, ["w1"])
