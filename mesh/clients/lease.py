@@ -6,7 +6,6 @@ a callback, and another replica adopts the request in the background; the token 
 """
 
 import asyncio
-import contextlib
 import logging
 from collections.abc import Coroutine
 from dataclasses import dataclass, replace
@@ -81,9 +80,9 @@ class Lease:
         self._course.demand = replace(self._course.demand, model_digest=model_digest, precision=precision)
 
     def cut(self, error: ShoalError) -> None:
-        """End a wait for a grant from outside: it raises `error`."""
-        self._cut = error
-        if self._scope is not None:
+        """End a wait for a grant from outside: it raises `error`, the first one if told twice."""
+        self._cut = self._cut or error
+        if self._scope is not None and not self._scope.expired():
             self._scope.reschedule(self._loop.time())
 
     async def open(self) -> Grant:
@@ -147,6 +146,8 @@ class Lease:
             self._course.queued_s += self._loop.time() - began
         self._course.attempt = grant.attempt
         self._running = grant
+        if self._dialogue is not None and self._dialogue.over:  # it ended between its grant and here
+            self._on_end(self._dialogue)
         return grant
 
     def _out_of_time(self) -> ShoalError:
@@ -224,5 +225,5 @@ class Lease:
         if self._dialogue is not None:
             self._dialogue.cancel()
             self._dialogue = None
-        with contextlib.suppress(asyncio.CancelledError):
-            await adopting
+        # Not `await adopting`: its cancellation and ours would look the same.
+        await asyncio.wait([adopting])

@@ -284,6 +284,33 @@ async def test_a_cut_ends_the_wait_with_its_error(replicas):
         await lease.close(Outcome.CANCELLED, Usage())
 
 
+async def test_of_two_cuts_at_once_the_first_counts(replicas, eventually):
+    replicas[0].queueing = True
+    async with connected(replicas[0]) as schedulers:
+        lease = lease_at(schedulers)
+        opening = asyncio.create_task(lease.open())
+        await eventually(lambda: replicas[0].leases)
+        asyncio.get_running_loop().call_later(0, lease.cut, Unavailable("leaving"))
+        asyncio.get_running_loop().call_soon(lease.cut, Unavailable("left"))
+        with pytest.raises(Unavailable, match="left"):
+            await opening
+        lease.cut(Unavailable("later"))
+        await lease.close(Outcome.CANCELLED, Usage())
+
+
+async def test_a_caller_cancelled_while_it_gives_an_adoption_up_stays_cancelled(replicas, eventually):
+    async with connected(replicas[0]) as schedulers:
+        lease = lease_at(schedulers)
+        await lease.open()
+        await replicas[0].kill()
+        await eventually(lambda: lease._adopting is not None)
+        closing = asyncio.create_task(lease.close(Outcome.CANCELLED, Usage()))
+        await asyncio.sleep(0)  # to where it waits for the adoption's end
+        closing.cancel()
+        await asyncio.wait([closing])
+        assert closing.cancelled()
+
+
 async def test_a_cancelled_wait_leaves_the_queue(replicas, eventually):
     replicas[0].queueing = True
     async with connected(replicas[0]) as schedulers:
