@@ -26,13 +26,18 @@ if TYPE_CHECKING:
 CLOSE_S = 1.0
 # An adoption is answered at once; a replica that is not so quick is not well.
 ADOPT_S = 5.0
+# An answer that broke in the middle, with no scheduler there: seconds beyond `no_scheduler_s` for one to be restarted.
+RESTART_S = 5.0
 
 log = logging.getLogger("shoal.lease")
 
 
 @dataclass(frozen=True, slots=True)
 class LeaseLimits:
-    """Seconds: `queue_s` for one wait in the queue, `no_scheduler_s` for a first scheduler; `deadline` is loop time."""
+    """Seconds: `queue_s` for one wait in the queue, `no_scheduler_s` for a first scheduler; `deadline` is loop time.
+
+    Once let in, a request waits for a lost scheduler as long as for a place; only a broken answer gives up sooner.
+    """
 
     queue_s: float
     no_scheduler_s: float
@@ -65,6 +70,7 @@ class Lease:
         self._id = demand.meta.request_id
         self._dialogue: Dialogue | None = None
         self._at = ""
+        self._broken = False  # tokens came, and then their worker failed
         self._running: Grant | None = None
         self._adopting: asyncio.Task[None] | None = None
         self._scope: asyncio.Timeout | None = None
@@ -102,6 +108,7 @@ class Lease:
         grant = self._ended()
         self._course.emitted_tokens = emitted_tokens
         self._course.avoid.append(grant.worker_id)
+        self._broken = emitted_tokens > 0
         return await self._next(placement.failed(grant, kind, reason, emitted_tokens))
 
     async def parked(self, emitted_tokens: int, more_block_keys: bytes = b"") -> Grant:
@@ -145,6 +152,7 @@ class Lease:
             self._scope = None
             self._course.queued_s += self._loop.time() - began
         self._course.attempt = grant.attempt
+        self._broken = False
         self._running = grant
         if self._dialogue is not None and self._dialogue.over:  # it ended between its grant and here
             self._on_end(self._dialogue)
@@ -176,9 +184,8 @@ class Lease:
     async def _dial(self, shun: frozenset[str]) -> Dialogue:
         """Start an Acquire at the owner, waiting for a replica to live if none does."""
         demand = self._course.demand
-        wait_s = self._limits.no_scheduler_s if not self._at else None
         try:
-            async with asyncio.timeout(wait_s):
+            async with asyncio.timeout(self._patience_s()):
                 while (address := self._replicas.owner(demand.meta.model, demand.pool, shun=shun)) is None:
                     await self._replicas.changed()
         except TimeoutError:
@@ -190,6 +197,12 @@ class Lease:
         timeout_s = max(0.0, self._limits.deadline - self._loop.time()) + CLOSE_S
         self._dialogue = Dialogue(stub, self._on_end, timeout_s, self._metadata)
         return self._dialogue
+
+    def _patience_s(self) -> float | None:
+        """Seconds to look for a scheduler that lives; None = as long as the wait itself may last."""
+        if not self._at:
+            return self._limits.no_scheduler_s
+        return self._limits.no_scheduler_s + RESTART_S if self._broken else None
 
     def _on_end(self, dialogue: Dialogue) -> None:
         """The RPC ended. Under a running attempt that means: find another scheduler, in the background."""

@@ -237,6 +237,21 @@ async def test_a_lease_still_connecting_to_a_replica_that_leaves_is_granted_by_i
         await successor.kill()
 
 
+@pytest.mark.parametrize(("emitted", "error"), [(4, Unavailable), (0, Overloaded)])
+async def test_without_a_scheduler_only_an_answer_that_broke_in_the_middle_gives_up_soon(
+    emitted, error, replicas, eventually, monkeypatch
+):
+    monkeypatch.setattr("mesh.clients.lease.RESTART_S", 0.1)
+    async with connected(replicas[0]) as schedulers:
+        lease = lease_at(schedulers, queue_s=1, no_scheduler_s=0.1)
+        await lease.open()
+        await replicas[0].kill()
+        await eventually(lambda: not schedulers.replicas)
+        with pytest.raises(error):
+            await lease.failed(FailureKind.RESET, "gone", emitted)
+        await lease.close(Outcome.ERROR, Usage())
+
+
 async def test_a_failure_before_anyone_adopted_is_opened_anew_above_the_last_attempt(replicas, eventually):
     async with connected(replicas[0]) as schedulers:
         lease = lease_at(schedulers)
