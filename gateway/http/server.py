@@ -1,7 +1,7 @@
 """uvicorn inside our event loop: our signals, our logs, and readers that do not read are cut off."""
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -68,6 +68,17 @@ class HttpServer(uvicorn.Server):
     async def startup(self, sockets: Any = None) -> None:
         await super().startup(sockets)
         self.listening.set()
+
+    async def shutdown(self, sockets: Any = None) -> None:
+        """Close every connection. An answer that still runs has had its time to end and its client does not read."""
+        self._abort(lambda connection: connection.cycle is not None and not connection.cycle.response_complete)
+        await super().shutdown(sockets)
+        self._abort(lambda connection: True)
+
+    def _abort(self, which: Callable[[HttpToolsProtocol], bool]) -> None:
+        for connection in list(self.server_state.connections):
+            if isinstance(connection, HttpToolsProtocol) and which(connection):
+                connection.transport.abort()
 
     @property
     def port(self) -> int:

@@ -1,11 +1,14 @@
 """A gateway's life: ready only when it can serve, and a stop that loses nothing (faults B21, B22, B24)."""
 
 import asyncio
+import json
+import logging
 import time
 
 import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from gateway.catalogue import Catalogue
 from gateway.settings import GatewaySettings
@@ -174,6 +177,35 @@ async def test_what_outlives_the_drain_gets_an_error_and_done(mesh, play, ids_of
     assert (await queued).status_code == 503
     await leaving.stopped()
     assert not mesh.worker.running
+
+
+async def test_a_client_that_does_not_read_holds_up_a_stop_no_longer_than_the_cut(
+    mesh, play, ids_of, stoppable, eventually, caplog, monkeypatch
+):
+    waits_since = []
+    pause, resume = HttpToolsProtocol.pause_writing, HttpToolsProtocol.resume_writing
+    monkeypatch.setattr(
+        HttpToolsProtocol, "pause_writing", lambda self: (pause(self), waits_since.append(time.monotonic()))
+    )
+    monkeypatch.setattr(HttpToolsProtocol, "resume_writing", lambda self: (resume(self), waits_since.clear()))
+    leaving = await stoppable(drain_s=0.1, cut_s=0.1, client_write_timeout_s=60)
+    logging.getLogger("uvicorn.error").addHandler(caplog.handler)
+    mesh.worker.scripts = [play.says(*[ids_of("word ") * 8000] * 8, batch=100)]
+    body = json.dumps({**BODY, "stream": True, "n": 8, "logprobs": True, "top_logprobs": 20}).encode()
+    reader, writer = await asyncio.open_connection("127.0.0.1", leaving.gateway.http_port)
+    writer.write(b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n%b" % (len(body), body))
+    await reader.readuntil(b"word")
+    writer.transport.pause_reading()
+    await eventually(lambda: waits_since and time.monotonic() - waits_since[0] > 0.5)
+    leaving.stopping.set()
+    async with asyncio.timeout(10):
+        await leaving.stopped()
+    assert (leaving.gateway.core.in_flight.count, mesh.worker.running) == (0, 0)
+    await eventually(lambda: not mesh.scheduler.leases)
+    logging.getLogger("uvicorn.error").removeHandler(caplog.handler)
+    # No task had to be torn down, which would be an error in the log.
+    assert caplog.text == ""
+    writer.transport.abort()
 
 
 async def test_a_late_first_result_commits_the_stream_and_fails_in_band(mesh, play, ask):
