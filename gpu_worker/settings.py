@@ -20,6 +20,10 @@ class WorkerSettings(ModelSettings):
     service: ClassVar[str] = "WORKER"
 
     port: int = Field(50071, ge=0, le=65535, description="gRPC port. 0 = any free port.")
+    advertise_host: str = Field(
+        "",
+        description="Name by which gateways reach this process. Empty = `host`, or this machine's name behind 0.0.0.0.",
+    )
     worker_id: str = Field(
         "",
         max_length=64,

@@ -16,6 +16,7 @@ from gpu_worker.settings import WorkerSettings, machine
 from mesh.clients.attach import Attached, Attacher
 from mesh.clients.board import Board
 from mesh.clients.reports import LoadState
+from mesh.process import ProcessFailed
 from mesh.server import InFlight, Server
 from mesh.telemetry import Telemetry
 
@@ -25,7 +26,7 @@ LAST_WORDS_S = 1.0
 log = logging.getLogger("shoal.worker")
 
 
-class EngineLost(Exception):
+class EngineLost(ProcessFailed):
     """The engine process ended, hung, or never became ready. The message says why."""
 
 
@@ -52,7 +53,7 @@ class Worker:
             self.bridge = bridge
             why_lost = await self._serve(bridge, stopping)
         if why_lost:
-            raise EngineLost(why_lost)
+            raise EngineLost(f"the engine is lost: {why_lost}")
 
     async def _serve(self, bridge: Bridge, stopping: asyncio.Event) -> str:
         """Returns why the engine was lost; empty after a drain."""

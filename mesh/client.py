@@ -28,13 +28,10 @@ _RETRY = {
     ]
 }
 
-# A peer that was restarted at its old address is found again within seconds; gRPC's own ceiling is two minutes.
-_RECONNECT = (("grpc.initial_reconnect_backoff_ms", 100), ("grpc.max_reconnect_backoff_ms", 2000))
-
 
 def connect(address: str) -> grpc.aio.Channel:
     """A channel to host:port. Connects when first used and again after every loss; close it when done."""
-    options = [*channel_options(), *_RECONNECT, ("grpc.service_config", json.dumps(_RETRY))]
+    options = [*channel_options(), ("grpc.service_config", json.dumps(_RETRY))]
     return grpc.aio.insecure_channel(address, options=options)
 
 

@@ -10,22 +10,11 @@ import logging
 import socket
 from collections.abc import AsyncIterator, Iterable
 
-from mesh.settings import SettingsError
+from mesh.settings import split_targets
 
 LOOKUP_S = 2.0
 
 log = logging.getLogger("shoal.discovery")
-
-
-def split_targets(targets: str) -> list[tuple[str, int]]:
-    """host:port pairs of a comma-separated setting. Raises SettingsError naming the bad part."""
-    pairs = []
-    for target in filter(None, (part.strip() for part in targets.split(","))):
-        host, _, port = target.rpartition(":")
-        if not host or not port.isdigit() or not 0 < int(port) < 65536:
-            raise SettingsError(f"{target!r} is not host:port")
-        pairs.append((host.strip("[]"), int(port)))
-    return pairs
 
 
 async def resolve(targets: str) -> frozenset[str]:

@@ -9,13 +9,15 @@ import os
 from collections.abc import Iterator, Mapping
 from typing import ClassVar, Self
 
-from pydantic import Field, ValidationError
+from pydantic import Field, ValidationError, field_validator
 from pydantic_settings import BaseSettings, EnvSettingsSource, PydanticBaseSettingsSource, SettingsConfigDict
 
 from mesh.models import DEFAULT_MODEL
 
 SHARED_PREFIX = "SHOAL_"
 SERVICES = ("GATEWAY", "SCHEDULER", "WORKER", "CACHE")
+# Exit code of a process whose settings cannot be used.
+UNUSABLE_SETTINGS = 2
 # Read outside the services: mesh/models.py and the CLI.
 TOOL_VARIABLES = frozenset({"SHOAL_HOME", "SHOAL_API_KEY"})
 
@@ -31,10 +33,6 @@ class ServiceSettings(BaseSettings):
     service: ClassVar[str] = ""
 
     host: str = Field("127.0.0.1", description="Address to listen on. Loopback unless you say otherwise.")
-    advertise_host: str = Field(
-        "",
-        description="Name by which peers reach this process. Empty = `host`, or this machine's name behind 0.0.0.0.",
-    )
     metrics_port: int = Field(0, ge=0, le=65535, description="Port of Prometheus /metrics. 0 = any free port.")
     log_level: str = Field("info", pattern="^(debug|info|warning|error)$", description="Least severe level logged.")
     log_format: str = Field("json", pattern="^(json|text)$", description="json = one object a line with trace ids.")
@@ -67,10 +65,15 @@ class ServiceSettings(BaseSettings):
             return cls(**given)  # type: ignore[arg-type]
         except ValidationError as error:
             lines = [
-                f"SHOAL_{cls.service}_{'_'.join(map(str, e['loc'])).upper()}: {e['msg']} (got {e['input']!r})"
-                for e in error.errors()
+                f"{cls.variable('_'.join(map(str, e['loc'])))}: {e['msg']} (got {e['input']!r})" for e in error.errors()
             ]
             raise SettingsError("\n".join(lines)) from None
+
+    @classmethod
+    def variable(cls, name: str) -> str:
+        """The variable that sets a field: the service's own, unless only the shared one is there."""
+        own, shared = f"{SHARED_PREFIX}{cls.service}_{name.upper()}", f"{SHARED_PREFIX}{name.upper()}"
+        return shared if name in SHARED_FIELDS and shared in os.environ and own not in os.environ else own
 
 
 class ModelSettings(ServiceSettings):
@@ -81,6 +84,23 @@ class ModelSettings(ServiceSettings):
         "127.0.0.1:50061",
         description="host:port of the schedulers, comma-separated. A name with several addresses means them all.",
     )
+
+    @field_validator("schedulers")
+    @classmethod
+    def _are_targets(cls, schedulers: str) -> str:
+        split_targets(schedulers)
+        return schedulers
+
+
+def split_targets(targets: str) -> list[tuple[str, int]]:
+    """host:port pairs of a comma-separated setting. Raises ValueError naming the bad part."""
+    pairs = []
+    for target in filter(None, (part.strip() for part in targets.split(","))):
+        host, _, port = target.rpartition(":")
+        if not host or not port.isdigit() or not 0 < int(port) < 65536:
+            raise ValueError(f"{target!r} is not host:port")
+        pairs.append((host.strip("[]"), int(port)))
+    return pairs
 
 
 SHARED_FIELDS = frozenset(ModelSettings.model_fields)

@@ -1,4 +1,4 @@
-"""`python -m scheduler`: one replica, from its settings to a clean exit."""
+"""`python -m scheduler`: one replica, from its settings to a clean exit. Exit codes: mesh/process.py."""
 
 import asyncio
 import logging
@@ -6,8 +6,8 @@ import secrets
 import sys
 import time
 
-from mesh.server import Server, run
-from mesh.settings import SettingsError, unknown_variables
+from mesh.process import run_service
+from mesh.server import Server
 from mesh.telemetry import Telemetry
 from scheduler.dispatcher import Dispatcher
 from scheduler.metrics import Metrics
@@ -21,14 +21,10 @@ DRAIN_S = 1.0
 log = logging.getLogger("shoal.scheduler")
 
 
-async def serve(settings: SchedulerSettings, stopping: asyncio.Event) -> None:
+async def serve(settings: SchedulerSettings, telemetry: Telemetry, stopping: asyncio.Event) -> None:
     """Listen until `stopping`, then drain. Ready as soon as it listens: it needs nothing but workers to come."""
-    scheduler_id = f"scheduler-{secrets.token_hex(4)}"
-    telemetry = Telemetry(settings, scheduler_id)
-    for sentence in unknown_variables(SchedulerSettings):
-        log.warning(sentence)
     dispatcher = Dispatcher(settings.policies(), time.monotonic())
-    service = SchedulerService(dispatcher, Metrics(telemetry.registry), scheduler_id)
+    service = SchedulerService(dispatcher, Metrics(telemetry.registry), telemetry.instance)
     server = Server(
         {SERVICE: lambda grpc_server: rpc.add_SchedulerServiceServicer_to_server(service, grpc_server)},
         telemetry.server_interceptors(),
@@ -45,18 +41,12 @@ async def serve(settings: SchedulerSettings, stopping: asyncio.Event) -> None:
         await service.drain(min(DRAIN_S, settings.drain_s))
         await server.drain(min(DRAIN_S, settings.drain_s))
         ticking.cancel()
-    telemetry.stop()
 
 
-def main() -> None:
-    """Exit code 0 after a drain, 2 for settings that cannot be used."""
-    try:
-        settings = SchedulerSettings.load()
-    except SettingsError as error:
-        print(f"scheduler: {error}", file=sys.stderr)
-        sys.exit(2)
-    run(lambda stopping: serve(settings, stopping))
+def main() -> int:
+    """The process's exit code."""
+    return run_service(SchedulerSettings, lambda _: f"scheduler-{secrets.token_hex(4)}", serve)
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -4,6 +4,7 @@ import asyncio
 import json
 import os
 import signal
+import socket
 import sys
 
 import httpx
@@ -54,7 +55,10 @@ async def test_it_names_its_ports_is_alive_and_exits_with_0_on_sigterm():
         ({"gateway_host": "0.0.0.0"}, "SHOAL_GATEWAY_TENANTS_FILE"),
         ({"gateway_max_choices": "many"}, "SHOAL_GATEWAY_MAX_CHOICES"),
         ({"model": "never-pulled"}, "shoal pull never-pulled"),
+        ({"model": "never-pulled"}, "SHOAL_MODEL"),
         ({"gateway_tenants_file": "no-such.toml"}, "no-such.toml"),
+        ({"schedulers": "foo"}, "SHOAL_SCHEDULERS"),
+        ({"gateway_redis_url": "localhost:6379"}, "SHOAL_GATEWAY_REDIS_URL"),
     ],
 )
 async def test_settings_that_cannot_be_used_are_named_and_end_it_with_2(variables, said):
@@ -62,3 +66,15 @@ async def test_settings_that_cannot_be_used_are_named_and_end_it_with_2(variable
     async with asyncio.timeout(60):
         _, stderr = await process.communicate()
     assert (process.returncode, said in stderr.decode().splitlines()[-1]) == (2, True), stderr.decode()
+    assert b"Traceback" not in stderr
+
+
+@pytest.mark.parametrize("name", ["http_port", "grpc_port", "metrics_port"])
+async def test_a_port_that_is_taken_is_named_and_ends_it_with_2(name):
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        process = await start(**{f"gateway_{name}": str(other.getsockname()[1])})
+        async with asyncio.timeout(60):
+            _, stderr = await process.communicate()
+    (line,) = stderr.decode().splitlines()
+    assert process.returncode == 2
+    assert f"SHOAL_GATEWAY_{name.upper()}: cannot listen" in line

@@ -116,7 +116,7 @@ async def test_a_process_whose_engine_is_killed_exits_with_an_error(tiny_model: 
             child for child in psutil.Process(worker.pid).children() if "spawn_main" in " ".join(child.cmdline())
         ]
         engine.kill()
-        await _logged(worker, "engine_lost")
+        await _logged(worker, "failed")
         async with asyncio.timeout(10):
             assert await worker.wait() == 1
 
@@ -145,5 +145,5 @@ async def test_a_port_that_is_taken_is_said_and_nothing_stays(tiny_model: Path) 
             async with asyncio.timeout(60):
                 _, said = await worker.communicate()
     assert worker.returncode == 2
-    assert f"127.0.0.1:{taken}".encode() in said
+    assert f"SHOAL_WORKER_PORT: cannot listen on 127.0.0.1:{taken}".encode() in said
     assert b"Traceback" not in said

@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -65,6 +66,15 @@ def test_a_bad_setting_is_named_and_ends_the_process() -> None:
         _, text = process.communicate(timeout=20)
     assert process.returncode == 2
     assert "SHOAL_SCHEDULER_OVERTAKE_SHARE" in text
+
+
+@pytest.mark.parametrize("variable", ["SHOAL_SCHEDULER_PORT", "SHOAL_SCHEDULER_METRICS_PORT"])
+def test_a_port_that_is_taken_is_named_in_one_line_and_ends_the_process(variable) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other, start(**{variable: str(other.getsockname()[1])}) as process:
+        _, text = process.communicate(timeout=20)
+    (line,) = text.splitlines()
+    assert process.returncode == 2
+    assert f"{variable}: cannot listen" in line
 
 
 def test_every_setting_is_described_and_reaches_a_policy() -> None:

@@ -1,0 +1,108 @@
+"""The life of a service's process: settings, telemetry, serving until a signal, an exit code that says how it went.
+
+    0  drained after SIGTERM or SIGINT
+    1  what it lives for is lost (ProcessFailed): whoever watches it starts a fresh one
+    2  settings that cannot be used, named in one line: starting it again does not help
+
+Both errors are told in one line without a traceback; anything else is a bug and shows one.
+"""
+
+import asyncio
+import errno
+import importlib.metadata
+import logging
+import socket
+import sys
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
+
+from mesh.server import run
+from mesh.settings import UNUSABLE_SETTINGS, ServiceSettings, SettingsError, unknown_variables
+from mesh.telemetry import Telemetry
+
+S = TypeVar("S", bound=ServiceSettings)
+VERSION = importlib.metadata.version("shoal")
+
+log = logging.getLogger("shoal.process")
+
+
+class ProcessFailed(Exception):
+    """What the process lives for is lost. The message says why."""
+
+
+def run_service(
+    kind: type[S],
+    instance: Callable[[S], str],
+    serve: Callable[[S, Telemetry, asyncio.Event], Awaitable[None]],
+) -> int:
+    """Serve until a signal, and return the exit code. `instance` names the process in logs and traces."""
+    try:
+        settings = kind.load()
+        check_ports(settings)
+    except SettingsError as error:
+        print(f"shoal {kind.service.lower()}: {error}", file=sys.stderr)
+        return UNUSABLE_SETTINGS
+    telemetry = Telemetry(settings, instance(settings), VERSION)
+    for warning in unknown_variables(kind):
+        log.warning(warning)
+    try:
+        return _exit_code(lambda stopping: serve(settings, telemetry, stopping))
+    finally:
+        telemetry.stop()
+
+
+def _exit_code(serve: Callable[[asyncio.Event], Awaitable[None]]) -> int:
+    code = 0
+    try:
+        run(serve)
+    except* ProcessFailed as failed:
+        log.error("%s", _first(failed), extra={"fields": {"event": "failed"}})
+        code = 1
+    except* SettingsError as unusable:
+        log.error("%s", _first(unusable), extra={"fields": {"event": "unusable_settings"}})
+        code = UNUSABLE_SETTINGS
+    return code
+
+
+def _first(group: BaseExceptionGroup[Exception]) -> BaseException:
+    """The first error that is no group."""
+    error: BaseException = group
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error
+
+
+def check_ports(settings: ServiceSettings) -> None:
+    """Raise SettingsError, naming the variable, for a port that is taken: before a model is loaded for nothing.
+
+    Another process may still take it before we listen; then listening fails, with less to say.
+    """
+    seen: dict[int, str] = {}
+    for name in type(settings).model_fields:
+        port = getattr(settings, name)
+        if not name.endswith("port") or not port:
+            continue
+        variable = settings.variable(name)
+        if port in seen:
+            raise SettingsError(f"{variable}: {seen[port]} is {port} already")
+        seen[port] = variable
+        _try_to_bind(settings, port, variable)
+
+
+def _try_to_bind(settings: ServiceSettings, port: int, variable: str) -> None:
+    host, errors = settings.host.strip("[]"), []
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    except OSError as error:
+        raise SettingsError(f"{settings.variable('host')}: {host} is no address ({error.strerror})") from None
+    for family, kind, protocol, _, address in found:
+        with socket.socket(family, kind, protocol) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind(address)
+            except OSError as error:
+                errors.append(error)
+    taken = next((error for error in errors if error.errno == errno.EADDRINUSE), None)
+    if taken is not None or len(errors) == len(found):
+        reason = (taken or errors[0]).strerror
+        raise SettingsError(f"{variable}: cannot listen on {settings.host}:{port}: {reason}")
