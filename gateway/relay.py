@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from gateway.booking import Books
 from gateway.catalogue import Catalogue
 from gateway.choice import unfinished
+from gateway.ending import Ending
 from gateway.metrics import Metrics
 from gateway.output import Output
 from gateway.plan import demand_of, job_of, more_block_keys
@@ -28,7 +29,7 @@ from mesh.clients.outcomes import FailureKind, Outcome, WorkerFailed, WorkerRefu
 from mesh.clients.placement import Grant
 from mesh.clients.scheduler import Schedulers
 from mesh.clients.worker import Generation, Workers
-from mesh.errors import DeadlineExceeded, Internal, Overloaded, ShoalError, Unavailable, WorkerLost
+from mesh.errors import DeadlineExceeded, Internal, Overloaded, ShoalError, Unavailable, WorkerLost, kind_of
 
 # A request that was placed this often is going round in circles.
 MAX_ATTEMPTS = 32
@@ -65,12 +66,18 @@ class Relay:
         """
         answer = Answer(self._mesh, request, trace)
         self._active.add(answer)
+        outcome = "cancelled"
         try:
             async with aclosing(answer.events()) as events:
                 async for event in events:
                     yield event
+            outcome = "ok"
+        except ShoalError as error:
+            outcome = str(kind_of(error).http)
+            raise
         finally:
             self._active.discard(answer)
+            answer.ending.log(outcome)
 
     def cut(self, error: ShoalError) -> None:
         """End every answer under way with `error`."""
@@ -126,7 +133,7 @@ class Answer:
                 await self._give_back(outcome)
 
     async def _give_back(self, outcome: Outcome) -> None:
-        self._describe_trace()
+        self.ending.describe(self._trace)
         if self._lease is not None:
             self._mesh.metrics.queued(self._request.model, self._lease.queued_s)
             await self._lease.close(outcome, self._tally.usage())
@@ -237,25 +244,11 @@ class Answer:
     def _queue_ms(self) -> int:
         return 0 if self._lease is None else round(self._lease.queued_s * 1000)
 
-    def _describe_trace(self) -> None:
-        if not self._trace.recording:
-            return
-        usage, started_s = self._tally.usage(), self._output.started_s
-        if started_s is not None:
-            self._trace.attributes({"shoal.ttft_ms": round((started_s - self._request.arrived) * 1000)})
-        self._trace.attributes(
-            {
-                "shoal.queue_wait_ms": self._queue_ms,
-                "shoal.attempts": self._tally.attempts,
-                "shoal.worker": self._tally.worker,
-                "gen_ai.usage.input_tokens": usage.prompt_tokens,
-                "gen_ai.usage.output_tokens": usage.completion_tokens,
-                "shoal.usage.cached_tokens": usage.cached_tokens,
-                "gen_ai.response.finish_reasons": [
-                    choice.reason.name.lower() for choice in self._output.choices if choice.reason is not None
-                ],
-            }
-        )
+    @property
+    def ending(self) -> Ending:
+        """The request as it stands now, which is for the end."""
+        total_s = self._loop.time() - self._request.arrived
+        return Ending(self._request, self._output, self._queue_ms, round(total_s * 1000))
 
 
 def _step_error() -> Internal:

@@ -1,13 +1,17 @@
 """The spans of one request: the server's span is the parent, each wait for a grant and each attempt a child.
 
-Contexts are passed by hand, not by the ambient one: an answer is an async generator, which may be entered in one task
-and left in another. Without a collector every span is a no-op and no attribute is built.
+Contexts are passed to children by hand, not by the ambient one: an answer is an async generator, which may be entered
+in one task and left in another. The server's span is ambient nevertheless, for the ids in log lines: a whole call runs
+in one task, which attaches and detaches it (over gRPC the interceptor does). Without a collector every span is a no-op
+and no attribute is built.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Self
 
+from opentelemetry import context as ambient
 from opentelemetry import trace
 from opentelemetry.context import Context
 from opentelemetry.trace import Span, SpanKind, Status, StatusCode
@@ -30,6 +34,15 @@ class RequestTrace:
     @property
     def recording(self) -> bool:
         return self.span.is_recording()
+
+    @contextmanager
+    def attached(self) -> Iterator[None]:
+        """Log lines of the block carry its ids. Enter and leave it in one task."""
+        token = ambient.attach(self.context)
+        try:
+            yield
+        finally:
+            ambient.detach(token)
 
     def attributes(self, attributes: Attributes) -> None:
         """Facts about the whole request."""
@@ -115,6 +128,7 @@ def describe(trace: RequestTrace, operation: str, request: Request) -> None:
                 "gen_ai.request.max_tokens": request.sampling.max_tokens,
                 "gen_ai.request.temperature": request.sampling.temperature,
                 "gen_ai.response.id": request.request_id,
+                "shoal.client_request_id": request.client_request_id,
                 "shoal.tenant": request.tenant.name,
                 "shoal.priority": request.priority,
                 "shoal.prompt_tokens": len(request.prompt_ids),

@@ -151,7 +151,7 @@ def start_logging(settings: ServiceSettings, service: str, instance: str) -> Non
     """Log to stderr in the settings' format. Extra fields: `log.info("…", extra={"fields": {...}})`."""
     # What no line of ours tells need not be found out: half of a line's cost (Python's logging HOWTO, "Optimization").
     logging.logThreads = logging.logProcesses = logging.logMultiprocessing = False
-    logging._srcfile = None  # type: ignore[attr-defined]
+    logging._srcfile = None
     handler = logging.StreamHandler(sys.stderr)
     if settings.log_format == "json":
         handler.setFormatter(JsonFormatter(service, instance))

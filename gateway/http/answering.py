@@ -59,7 +59,8 @@ class Answering:
         trace = server_span(f"POST {scope['path']}", Headers(scope=scope))
         exchange = _Exchange(self._core, self._limits, self._endpoint, trace, Reply(send))
         try:
-            await exchange.run(scope, receive)
+            with trace.attached():
+                await exchange.run(scope, receive)
         finally:
             self._core.metrics.ended(self._endpoint.name, exchange.outcome)
             trace.end(exchange.outcome)
