@@ -2,7 +2,8 @@
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
-PIP := $(BIN)/pip --disable-pip-version-check --quiet
+# setuptools warns of folders named like packages, which an editable install of this layout has to have.
+PIP := PYTHONWARNINGS=ignore $(BIN)/pip --disable-pip-version-check --quiet
 MODEL ?= smollm2-135m
 
 .DEFAULT_GOAL := help

@@ -143,6 +143,7 @@ class Dispatcher:
             emitted_tokens=event.emitted_tokens,
             attempt=event.attempt,
             attempt_floor=floor,
+            avoid=event.avoid,
             state=State.GRANTED,
             worker_id=event.worker_id,
         )

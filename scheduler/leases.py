@@ -71,6 +71,7 @@ class Adopt:
     attempt: int
     waited_s: float = 0.0
     emitted_tokens: int = 0
+    avoid: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)

@@ -99,6 +99,7 @@ def _adopt_of(adopt: pb.Adopt) -> Adopt:
         adopt.attempt,
         adopt.waited_ms / 1_000,
         adopt.emitted_tokens,
+        frozenset(adopt.avoid),
     )
 
 

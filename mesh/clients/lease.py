@@ -101,7 +101,10 @@ class Lease:
 
     async def refused(self, cause: RefusedCause, retry_after_s: float | None) -> Grant:
         """The granted worker said no; wait for another place. Raises as `open`."""
-        return await self._next(placement.refused(self._ended(), cause, retry_after_s))
+        grant = self._ended()
+        if cause is RefusedCause.MISMATCH:
+            self._course.avoid.append(grant.worker_id)
+        return await self._next(placement.refused(grant, cause, retry_after_s))
 
     async def failed(self, kind: FailureKind, reason: str, emitted_tokens: int) -> Grant:
         """The granted worker broke after `emitted_tokens` in all; wait for another place. Raises as `open`."""

@@ -93,6 +93,7 @@ class Course:
                 waited_ms=int(self.queued_s * 1000),
                 emitted_tokens=self.emitted_tokens,
                 attempt=grant.attempt,
+                avoid=self.avoid,
             )
         )
 

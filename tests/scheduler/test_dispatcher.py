@@ -253,6 +253,14 @@ def test_an_adopted_request_is_answered_at_once_though_its_worker_has_not_attach
     assert bench.charges() == 1
 
 
+def test_an_adopted_request_keeps_clear_of_workers_under_which_it_failed_before(bench) -> None:
+    bench.attach("w1")
+    adopt = Adopt(bench.make.demand(), "w2", "w2:1", attempt=2, avoid=frozenset({"w1"}))
+    bench.dispatcher.handle(9, adopt, 0)
+    bench.attach("w3", load={"queued_prefill_tokens": 250})
+    assert grants(bench.send(9, Failed("w2", 2, FailureKind.RESET))) == [("w3", 3)]
+
+
 def test_an_adopted_charge_takes_its_room_before_the_worker_has_named_it(bench) -> None:
     bench.dispatcher.handle(9, Adopt(bench.make.demand(prompt_tokens=96), "w1", "w1:1", attempt=1), 0)
     bench.attach("w1", total_blocks=8)

@@ -205,11 +205,15 @@ async def test_a_running_lease_is_adopted_by_another_replica_and_goes_on_there(r
     async with connected(*replicas) as schedulers:
         owner = by_address(replicas, schedulers.owner("m"))
         lease = lease_at(schedulers)
-        grant = await lease.open()
+        mismatched = await lease.open()
+        grant = await lease.refused(RefusedCause.MISMATCH, None)
+        lease.pin(b"weights", "fp32")
         await owner.kill()
         [heir] = await eventually(lambda: [r for r in replicas if r is not owner and r.kinds() == ["adopt"]])
         adopt = heir.events[0].adopt
         assert (adopt.worker.worker_id, adopt.attempt) == (grant.worker_id, grant.attempt)
+        assert list(adopt.avoid) == [mismatched.worker_id]
+        assert (adopt.demand.model_digest, adopt.demand.precision) == (b"weights", "fp32")
         await eventually(lambda: lease._adopting is None)
         again = await lease.failed(FailureKind.HUNG, "silent", 2)
         assert again.attempt == grant.attempt + 1

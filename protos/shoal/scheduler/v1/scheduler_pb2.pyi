@@ -243,6 +243,7 @@ class Adopt(_message.Message):
     WAITED_MS_FIELD_NUMBER: _builtins.int
     EMITTED_TOKENS_FIELD_NUMBER: _builtins.int
     ATTEMPT_FIELD_NUMBER: _builtins.int
+    AVOID_FIELD_NUMBER: _builtins.int
     waited_ms: _builtins.int
     emitted_tokens: _builtins.int
     attempt: _builtins.int
@@ -251,6 +252,10 @@ class Adopt(_message.Message):
     def demand(self) -> Global___Demand: ...
     @_builtins.property
     def worker(self) -> Global___WorkerRef: ...
+    @_builtins.property
+    def avoid(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Workers not to use for this request: it failed there."""
+
     def __init__(
         self,
         *,
@@ -259,10 +264,11 @@ class Adopt(_message.Message):
         waited_ms: _builtins.int = ...,
         emitted_tokens: _builtins.int = ...,
         attempt: _builtins.int = ...,
+        avoid: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["demand", b"demand", "worker", b"worker"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "demand", b"demand", "emitted_tokens", b"emitted_tokens", "waited_ms", b"waited_ms", "worker", b"worker"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "avoid", b"avoid", "demand", b"demand", "emitted_tokens", b"emitted_tokens", "waited_ms", b"waited_ms", "worker", b"worker"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -504,7 +510,7 @@ class Grant(_message.Message):
     attempt: _builtins.int
     """Goes into RequestMeta.attempt of Generate."""
     waited_ms: _builtins.int
-    """Queued here for this grant, plus the Open's waited_ms."""
+    """In queues since the first Open, over all grants of the lease."""
     queue_class: _builtins.str
     """"normal/S" and the like."""
     ahead: _builtins.int

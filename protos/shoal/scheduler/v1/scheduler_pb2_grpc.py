@@ -68,7 +68,8 @@ class SchedulerServiceServicer:
         Statuses (with a Cause): RESOURCE_EXHAUSTED + RetryInfo QUEUE_FULL.
         UNAVAILABLE + RetryInfo: NO_WORKER (after the replica's settling time) or
         DRAINING (open at another replica now). INVALID_ARGUMENT = an event out of
-        order, or a request that fits no worker; names the field.
+        order, or a request that fits no worker; names the field. INTERNAL STEP_ERROR
+        = the request broke too many workers' steps; it is not placed again.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

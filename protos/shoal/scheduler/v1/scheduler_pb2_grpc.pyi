@@ -45,7 +45,8 @@ class SchedulerServiceStub:
     Statuses (with a Cause): RESOURCE_EXHAUSTED + RetryInfo QUEUE_FULL.
     UNAVAILABLE + RetryInfo: NO_WORKER (after the replica's settling time) or
     DRAINING (open at another replica now). INVALID_ARGUMENT = an event out of
-    order, or a request that fits no worker; names the field.
+    order, or a request that fits no worker; names the field. INTERNAL STEP_ERROR
+    = the request broke too many workers' steps; it is not placed again.
     """
     Attach: _grpc.StreamStreamMultiCallable[_scheduler_pb2.WorkerReport, _scheduler_pb2.WorkerOrder]
     """A worker dials in to every replica and stays. First a Hello, then Loads.
@@ -75,7 +76,8 @@ class SchedulerServiceAsyncStub(SchedulerServiceStub):
     Statuses (with a Cause): RESOURCE_EXHAUSTED + RetryInfo QUEUE_FULL.
     UNAVAILABLE + RetryInfo: NO_WORKER (after the replica's settling time) or
     DRAINING (open at another replica now). INVALID_ARGUMENT = an event out of
-    order, or a request that fits no worker; names the field.
+    order, or a request that fits no worker; names the field. INTERNAL STEP_ERROR
+    = the request broke too many workers' steps; it is not placed again.
     """
     Attach: _aio.StreamStreamMultiCallable[_scheduler_pb2.WorkerReport, _scheduler_pb2.WorkerOrder]  # type: ignore[assignment]
     """A worker dials in to every replica and stays. First a Hello, then Loads.
@@ -108,7 +110,8 @@ class SchedulerServiceServicer(metaclass=_abc_1.ABCMeta):
         Statuses (with a Cause): RESOURCE_EXHAUSTED + RetryInfo QUEUE_FULL.
         UNAVAILABLE + RetryInfo: NO_WORKER (after the replica's settling time) or
         DRAINING (open at another replica now). INVALID_ARGUMENT = an event out of
-        order, or a request that fits no worker; names the field.
+        order, or a request that fits no worker; names the field. INTERNAL STEP_ERROR
+        = the request broke too many workers' steps; it is not placed again.
         """
 
     @_abc_1.abstractmethod
