@@ -111,7 +111,7 @@ async def running(
 @asynccontextmanager
 async def _doors(settings: GatewaySettings, telemetry: Telemetry, core: Core) -> AsyncIterator[tuple[Server, Gateway]]:
     """Both servers, listening."""
-    service = InferenceService(core)
+    service = InferenceService(core, settings.client_write_timeout_s)
     server = Server({SERVICE: service.add_to}, telemetry.server_interceptors(), core.in_flight)
     limits = HttpLimits(settings.max_body_bytes, settings.body_timeout_s, settings.sse_commit_s)
     http = HttpServer(build_app(core, limits), settings.host, settings.http_port, settings.client_write_timeout_s)

@@ -1,5 +1,6 @@
 """InferenceService: turns protobuf into requests and events back into protobuf; decides nothing."""
 
+import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing, asynccontextmanager
 from typing import Any
@@ -19,10 +20,13 @@ Context = grpc.aio.ServicerContext[Any, Any]
 
 
 class InferenceService(gateway_pb2_grpc.InferenceServiceServicer):
-    """The public gRPC API over the same core as the HTTP one."""
+    """The public gRPC API over the same core as the HTTP one. A client that reads nothing for `write_timeout_s` while
+    its window is full is cut off.
+    """
 
-    def __init__(self, core: Core) -> None:
+    def __init__(self, core: Core, write_timeout_s: float) -> None:
         self._core = core
+        self._write_timeout_s = write_timeout_s
 
     def add_to(self, server: grpc.aio.Server) -> None:
         gateway_pb2_grpc.add_InferenceServiceServicer_to_server(self, server)
@@ -34,7 +38,7 @@ class InferenceService(gateway_pb2_grpc.InferenceServiceServicer):
             self._call("grpc_generate", context) as (tenant, trace),
             aclosing(self._answer(asked_to_generate(request), tenant, trace, context)) as responses,
         ):
-            async for response in responses:
+            async for response in _until_unread(responses, self._write_timeout_s):
                 yield response
 
     async def Chat(
@@ -44,7 +48,7 @@ class InferenceService(gateway_pb2_grpc.InferenceServiceServicer):
             self._call("grpc_chat", context) as (tenant, trace),
             aclosing(self._answer(asked_to_chat(request), tenant, trace, context)) as responses,
         ):
-            async for response in responses:
+            async for response in _until_unread(responses, self._write_timeout_s):
                 yield response
 
     async def CountTokens(
@@ -107,6 +111,21 @@ class InferenceService(gateway_pb2_grpc.InferenceServiceServicer):
         async with aclosing(self._core.relay.answer(request, trace)) as events:
             async for event in events:
                 yield response_of(event, request)
+
+
+async def _until_unread(
+    responses: AsyncIterator[gateway_pb2.GenerateResponse], timeout_s: float
+) -> AsyncIterator[gateway_pb2.GenerateResponse]:
+    """The same, but what is not taken within `timeout_s` cancels the call: gRPC itself waits for ever to send it."""
+    loop, call = asyncio.get_running_loop(), asyncio.current_task()
+    if call is None:
+        raise RuntimeError("a call outside of any task")
+    async for response in responses:
+        alarm = loop.call_later(timeout_s, call.cancel)
+        try:
+            yield response
+        finally:
+            alarm.cancel()
 
 
 def _asked(request: gateway_pb2.CountTokensRequest) -> Asked:

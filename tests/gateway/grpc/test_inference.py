@@ -75,6 +75,40 @@ async def test_a_cancelled_call_frees_everything(mesh, play, ids_of, stub, event
     await eventually(lambda: not mesh.gateway.core.in_flight.count)
 
 
+async def test_a_client_that_never_reads_is_cut_off(mesh, play, ids_of, eventually):
+    strict = await mesh.start_gateway(client_write_timeout_s=0.3)
+    await eventually(lambda: not strict.missing)
+    mesh.worker.scripts = [play.says(*[ids_of("word ") * 1000] * 8, batch=50)]
+    small_window = (("grpc.http2.bdp_probe", 0), ("grpc.http2.lookahead_bytes", 65536))
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{strict.grpc_port}", options=small_window) as channel:
+        sampling = types_pb2.SamplingParams(top_logprobs=20)
+        deaf = gateway_pb2_grpc.InferenceServiceStub(channel).Chat(chat(n=8, sampling=sampling))
+        await deaf.read()
+        assert mesh.worker.running
+        await eventually(lambda: not strict.core.in_flight.count)
+        await eventually(lambda: not mesh.worker.running)
+        await eventually(lambda: not mesh.scheduler.leases)
+        deaf.cancel()
+
+
+async def test_a_client_that_reads_slowly_is_not_cut_off(mesh, play, ids_of, eventually):
+    strict = await mesh.start_gateway(client_write_timeout_s=0.3)
+    await eventually(lambda: not strict.missing)
+    answer = ids_of("word ") * 20
+
+    async def slow(worker, request, context):
+        yield play.accepted()
+        for position, token in enumerate(answer):
+            await asyncio.sleep(0.05)
+            yield play.tokens(0, position, [token])
+        yield play.finished(request, 0, len(answer))
+
+    mesh.worker.scripts = [slow]
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{strict.grpc_port}") as channel:
+        events = await read(gateway_pb2_grpc.InferenceServiceStub(channel).Chat(chat()))
+    assert events[-1].completed.usage.completion_tokens == len(answer)
+
+
 async def test_a_cancelled_call_leaves_the_queue(mesh, stub, eventually):
     mesh.scheduler.open_gate.clear()
     call = stub.Chat(chat(), timeout=10)
