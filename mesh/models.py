@@ -40,16 +40,25 @@ class ModelFolder:
         return hashlib.blake2b(self.tokenizer.read_bytes(), digest_size=32).digest()
 
 
+def folder_of(model: str) -> ModelFolder:
+    """The folder that a pulled name or a path means, whether it is there or not."""
+    if is_path(model):
+        return ModelFolder(Path(model).resolve().name, Path(model).resolve())
+    return ModelFolder(model, cache_dir() / "models" / model)
+
+
+def is_path(model: str) -> bool:
+    """Whether a model is given as a path, not as the name of a pulled one."""
+    return "/" in model or model.startswith(".")
+
+
 def find(model: str) -> ModelFolder:
     """The folder of a pulled name or a path. Raises InvalidRequest (field `model`) that says what to do."""
     from mesh.errors import InvalidRequest  # brings grpc, which `shoal --help` must not wait for
 
-    if "/" in model or model.startswith("."):
-        folder = ModelFolder(Path(model).resolve().name, Path(model).resolve())
-        advice = "give the path of a folder with tokenizer.json and weights"
-    else:
-        folder = ModelFolder(model, cache_dir() / "models" / model)
-        advice = f"run `shoal pull {model}` first"
+    folder = folder_of(model)
     if not folder.tokenizer.is_file():
+        of_path = "give the path of a folder with tokenizer.json and weights"
+        advice = of_path if is_path(model) else f"run `shoal pull {model}` first"
         raise InvalidRequest(f"no model at {folder.path} (no tokenizer.json there): {advice}", field="model")
     return folder

@@ -12,14 +12,17 @@ import time
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 
+from mesh.cli.log_tail import log_tail
 from mesh.cli.plan import ProcessSpec
 from mesh.cli.state import ProcessState
 from mesh.client import Backoff
+from mesh.settings import UNUSABLE_SETTINGS
 
 PR_SET_PDEATHSIG = 1
 PROBE_EVERY_S = 0.1
 # A process that ends this often before it was ever ready will not come up by trying again.
 MOST_FAILED_STARTS = 3
+LOG_LINES = 15
 
 Probe = Callable[[ProcessSpec], Awaitable[bool]]
 
@@ -41,6 +44,7 @@ class ManagedProcess:
         self._restart = restart
         self._stopping = asyncio.Event()
         self._process: asyncio.subprocess.Process | None = None
+        self._log_start = 0  # where the present start's log begins
 
     def state(self) -> ProcessState:
         process = self._process
@@ -57,7 +61,7 @@ class ManagedProcess:
     async def run(self) -> None:
         """Keep the process running until `stop`. Raises StartFailed if it cannot be brought up."""
         backoff = Backoff(first_s=0.2, most_s=10)
-        failed_starts = 0
+        failed_starts, ever_up = 0, False
         while not self._stopping.is_set():
             self._process = await self._start()
             if self._stopping.is_set():
@@ -67,8 +71,11 @@ class ManagedProcess:
             if self._stopping.is_set():
                 break
             failed_starts = 0 if came_up else failed_starts + 1
+            ever_up = ever_up or came_up
+            if not ever_up and self._process.returncode == UNUSABLE_SETTINGS:
+                raise StartFailed(f"{self.spec.name} cannot use its settings:\n{self._last_words()}")
             if failed_starts >= (MOST_FAILED_STARTS if self._restart else 1):
-                raise StartFailed(f"{self.spec.name} ended before it was ready:\n{self._log_tail()}")
+                raise StartFailed(f"{self.spec.name} ended before it was ready:\n{self._last_words()}")
             if not self._restart:
                 self._set("stopped")
                 return
@@ -102,6 +109,7 @@ class ManagedProcess:
     async def _start(self) -> asyncio.subprocess.Process:
         self.spec.log.parent.mkdir(parents=True, exist_ok=True)
         with self.spec.log.open("ab") as log:
+            self._log_start = log.tell()
             return await asyncio.create_subprocess_exec(
                 *self.spec.argv,
                 env=os.environ | self.spec.env,
@@ -128,14 +136,12 @@ class ManagedProcess:
             ended.cancel()
         return self.ready.is_set()
 
+    def _last_words(self) -> str:
+        return log_tail(self.spec.log, LOG_LINES, self._log_start)
+
     def _set(self, phase: str) -> None:
         self.phase = phase
         self._changed()
-
-    def _log_tail(self, lines: int = 15) -> str:
-        with suppress(OSError):
-            return "\n".join(self.spec.log.read_text(errors="replace").splitlines()[-lines:])
-        return "(no log)"
 
 
 def _end_with_parent() -> None:

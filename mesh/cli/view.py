@@ -1,7 +1,10 @@
-"""How the running mesh looks in a terminal: one table of processes and load, and what to try first."""
+"""How the running mesh looks in a terminal: its processes, their load, and what to try first."""
 
+import json
+import shlex
 import shutil
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import grpc
@@ -9,7 +12,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from mesh.cli.state import MeshState, ProcessState
+from mesh.cli.state import MeshState
 from mesh.client import connect
 from shoal.scheduler.v1 import scheduler_pb2, scheduler_pb2_grpc
 
@@ -35,40 +38,61 @@ async def mesh_load(state: MeshState, timeout_s: float = 1.0) -> scheduler_pb2.M
 
 
 def table(state: MeshState, load: scheduler_pb2.MeshLoad | None) -> RenderableType:
-    """Processes with their load. Workers are matched by port."""
-    rows = Table(box=None, header_style="bold", pad_edge=False)
-    for column in ("process", "state", "pid", "ports", "restarts", "load"):
-        rows.add_column(column, justify="right" if column in ("pid", "restarts") else "left")
+    """The processes and, below, what the workers are busy with. Fits 80 columns."""
+    head = f"Shoal is {state.phase}, serving {state.model}"
+    if load is None:
+        return Group(Text(head, style="bold"), _processes(state))
+    waiting = sum(queue.waiting for queue in load.queues)
+    head += f", {waiting} waiting for a worker" if waiting else ""
+    return Group(Text(head, style="bold"), _processes(state), Text(), _workers(state, load))
+
+
+def _processes(state: MeshState) -> Table:
+    restarted = any(process.restarts for process in state.processes)
+    rows = _columns("process", "state", "pid", "ports", *(["restarts"] if restarted else []), right=("pid", "restarts"))
     for process in state.processes:
         ports = ", ".join(f"{name} {port}" for name, port in process.ports.items())
         phase = Text(process.state, style=_COLOURS.get(process.state, "red"))
-        load_text = load_of(process, load) if load is not None else ""
-        rows.add_row(process.name, phase, str(process.pid or "-"), ports, str(process.restarts), load_text)
-    return Group(Text(f"Shoal is {state.phase}, serving {state.model}", style="bold"), rows)
+        restarts = [str(process.restarts)] if restarted else []
+        rows.add_row(process.name, phase, str(process.pid or "-"), ports, *restarts)
+    return rows
 
 
-def load_of(process: ProcessState, load: scheduler_pb2.MeshLoad) -> str:
-    """A few words on what a worker or a scheduler is busy with."""
-    if process.role == "scheduler":
-        waiting = sum(queue.waiting for queue in load.queues)
-        return f"{waiting} queued"
+def _workers(state: MeshState, load: scheduler_pb2.MeshLoad) -> Table:
+    """Workers are matched to their processes by port; others of the mesh are named by their id."""
+    names = {str(process.ports["grpc"]): process.name for process in state.processes if process.role == "worker"}
+    numbers = ("running", "waiting", "KV used", "KV cached", "tok/s")
+    rows = _columns("worker", *numbers, right=numbers)
     for worker in load.workers:
-        if process.role == "worker" and worker.hello.address.rpartition(":")[2] == str(process.ports["grpc"]):
-            now = worker.load
-            blocks = max(1, worker.hello.total_blocks)
-            engine = "simulated, " if worker.hello.simulated else ""
-            return (
-                f"{engine}{now.running_sequences} running, {now.waiting_sequences} waiting, "
-                f"KV {100 * now.used_blocks // blocks} % used {100 * now.cached_blocks // blocks} % cached, "
-                f"{now.decode_tokens_per_s:.0f} tok/s"
-            )
-    return ""
+        now, blocks = worker.load, max(1, worker.hello.total_blocks)
+        rows.add_row(
+            names.get(worker.hello.address.rpartition(":")[2], worker.hello.worker_id)
+            + (" (simulated)" if worker.hello.simulated else ""),
+            str(now.running_sequences),
+            str(now.waiting_sequences),
+            f"{100 * now.used_blocks // blocks} %",
+            f"{100 * now.cached_blocks // blocks} %",
+            f"{now.decode_tokens_per_s:.0f}",
+        )
+    return rows
+
+
+def _columns(*names: str, right: Sequence[str]) -> Table:
+    table = Table(box=None, header_style="bold", pad_edge=False)
+    for name in names:
+        table.add_column(name, justify="right" if name in right else "left")
+    return table
 
 
 def things_to_try(state: MeshState) -> str:
     """Three ways to ask a first question, ready to paste."""
     shoal = shutil.which("shoal") or str(Path(sys.executable).with_name("shoal"))
-    body = f'{{"model": "{state.model}", "temperature": 0, "messages": [{{"role": "user", "content": "{QUESTION}"}}]}}'
+    messages = [{"role": "user", "content": QUESTION}]
+    body = json.dumps({"model": state.model, "temperature": 0, "messages": messages})
+    code = f"""\
+import openai; c = openai.OpenAI(base_url="{state.http_url}/v1", api_key="none"); \\
+    print(c.chat.completions.create(model={json.dumps(state.model)}, temperature=0, \\
+    messages={json.dumps(messages)}).choices[0].message.content)"""
     return f"""\
 HTTP   {state.http_url}/v1      (OpenAI API; /ready, /metrics)
 gRPC   {state.grpc_address}            (shoal.gateway.v1.InferenceService)
@@ -76,11 +100,9 @@ gRPC   {state.grpc_address}            (shoal.gateway.v1.InferenceService)
 Three things to try:
 
   curl {state.http_url}/v1/chat/completions -H 'Content-Type: application/json' \\
-    -d '{body}'
+    -d {shlex.quote(body)}
 
-  {shoal} chat "{QUESTION}"
+  {shlex.quote(shoal)} chat {shlex.quote(QUESTION)}
 
-  {sys.executable} -c 'import openai; c = openai.OpenAI(base_url="{state.http_url}/v1", api_key="none"); \\
-    print(c.chat.completions.create(model="{state.model}", temperature=0, \\
-    messages=[{{"role": "user", "content": "{QUESTION}"}}]).choices[0].message.content)'
+  {shlex.quote(sys.executable)} -c {shlex.quote(code)}
 """

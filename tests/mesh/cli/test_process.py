@@ -56,6 +56,24 @@ async def test_a_process_that_never_comes_up_fails_with_the_end_of_its_log() -> 
         await process.run()
 
 
+async def test_settings_that_cannot_be_used_fail_at_the_first_start_in_words() -> None:
+    line = '{"level": "error", "message": "SHOAL_GATEWAY_PORT: taken", "time": "T"}'
+    process = ManagedProcess(program(f"print({line!r}); raise SystemExit(2)"), says_up, lambda: None, restart=True)
+    with pytest.raises(StartFailed) as caught:
+        await process.run()
+    assert str(caught.value) == "scheduler-0 cannot use its settings:\nerror: SHOAL_GATEWAY_PORT: taken"
+    assert process.restarts == 0
+
+
+async def test_only_the_last_start_of_a_process_is_quoted() -> None:
+    program("").log.parent.mkdir(parents=True)
+    program("").log.write_text("of an earlier mesh\n")
+    process = ManagedProcess(program("raise SystemExit('no weights here')"), says_up, lambda: None, restart=False)
+    with pytest.raises(StartFailed) as caught:
+        await process.run()
+    assert str(caught.value) == "scheduler-0 ended before it was ready:\nno weights here"
+
+
 async def test_a_process_that_ignores_sigterm_is_killed_when_its_grace_is_over(eventually: Eventually) -> None:
     stubborn = f"import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN)\nwhile True: {FOREVER}"
     process = ManagedProcess(program(stubborn), says_up, lambda: None, restart=True)

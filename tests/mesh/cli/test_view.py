@@ -1,0 +1,80 @@
+"""What `shoal up` and `shoal status` print: it fits a terminal, and what is to be pasted works."""
+
+import json
+import shlex
+
+import pytest
+from rich.console import Console
+
+from mesh.cli.plan import MeshPlan
+from mesh.cli.state import MeshState, ProcessState
+from mesh.cli.supervisor import Supervisor
+from mesh.cli.view import table, things_to_try
+from shoal.scheduler.v1 import scheduler_pb2
+
+
+def process(role: str, restarts: int = 0, **ports: int) -> ProcessState:
+    return ProcessState(
+        role=role, index=0, pid=4_194_303, state="restarting", restarts=restarts, ports=ports, log="/x.log"
+    )
+
+
+def mesh(model: str = "smollm2-135m", restarts: int = 0) -> MeshState:
+    return MeshState(
+        supervisor_pid=1,
+        supervisor_created=0.0,
+        phase="ready",
+        model=model,
+        http_urls=["http://127.0.0.1:8000"],
+        grpc_addresses=["127.0.0.1:50051"],
+        scheduler_addresses=["127.0.0.1:50061"],
+        processes=[
+            process("scheduler", restarts, grpc=50061, metrics=9161),
+            process("worker", restarts, grpc=50071, metrics=9171),
+            process("gateway", http=8000, grpc=50051),
+        ],
+    )
+
+
+LOAD = scheduler_pb2.MeshLoad(
+    workers=[
+        scheduler_pb2.WorkerState(
+            hello=scheduler_pb2.Hello(worker_id="w", address="127.0.0.1:50071", total_blocks=200, simulated=True),
+            load=scheduler_pb2.Load(
+                running_sequences=64, waiting_sequences=128, used_blocks=199, cached_blocks=1, decode_tokens_per_s=12345
+            ),
+        )
+    ],
+    queues=[scheduler_pb2.QueueState(model="smollm2-135m", waiting=999)],
+)
+
+
+@pytest.mark.parametrize("restarts", [0, 12])
+def test_status_fits_eighty_columns_with_every_figure_in_it(restarts: int) -> None:
+    def printed(width: int) -> str:
+        console = Console(width=width)
+        with console.capture() as capture:
+            console.print(table(mesh(restarts=restarts), LOAD))
+        return capture.get()
+
+    lines = [line.rstrip() for line in printed(80).splitlines()]
+    assert lines == [line.rstrip() for line in printed(300).splitlines()], "something was wrapped or cut"
+    assert ("restarts" in lines[1]) == bool(restarts)
+    assert lines[-1].split() == ["worker-0", "(simulated)", "64", "128", "99", "%", "0", "%", "12345"]
+    assert "999 waiting" in lines[0]
+
+
+@pytest.mark.parametrize("model", ["smollm2-135m", 'it\'s a "model"'])
+def test_what_is_to_be_pasted_asks_for_the_served_name_whatever_is_in_it(model: str) -> None:
+    words = shlex.split(things_to_try(mesh(model)).split("try:")[1])
+    body = json.loads(words[words.index("-d") + 1])
+    assert (body["model"], body["messages"][0]["role"]) == (model, "user")
+    code = words[words.index("-c") + 1]
+    compile(code, "pasted", "exec")
+    assert json.dumps(model) in code
+
+
+def test_a_model_given_as_a_path_is_told_by_the_name_that_the_gateway_serves(home, tmp_path) -> None:
+    supervisor = Supervisor(MeshPlan(model=str(tmp_path / "folder")))
+    assert supervisor.snapshot().model == "folder"
+    assert supervisor.snapshot().stop_s > 25
