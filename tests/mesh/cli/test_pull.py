@@ -31,6 +31,7 @@ def test_pull_leaves_a_folder_that_gateway_and_worker_can_use(tiny, home):
     assert folder.path == home / "models" / "tiny"
     assert find("tiny") == folder
     assert sorted(path.name for path in folder.path.iterdir()) == [
+        ".source",
         "generation_config.json",
         "tiny.gguf",
         "tokenizer.json",
@@ -78,6 +79,16 @@ def test_force_replaces_what_is_there(tiny, home):
     pull("tiny", force=True)
     assert "chat_template" in folder.tokenizer_config.read_text()
     assert left_in(home / "models") == ["tiny"]
+
+
+def test_a_folder_that_was_pulled_from_a_repository_is_not_replaced_by_a_model_of_the_catalogue(tiny, home):
+    tiny()
+    mine = home / "models" / "tiny"
+    mine.mkdir(parents=True)
+    (mine / ".source").write_text("org/tiny\n")
+    with pytest.raises(Problem, match="pulled from org/tiny, not from the catalogue"):
+        pull("tiny", force=True)
+    assert [path.name for path in mine.iterdir()] == [".source"]
 
 
 def test_a_wrong_checksum_keeps_nothing_and_harms_nothing(tiny, home):
