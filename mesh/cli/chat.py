@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     import shoal
     from shoal.request import ChatOptions
 
+ANSWER_S = 1.0
 HELP = "/reset forgets the conversation, /exit (or Ctrl-D) leaves, Ctrl-C stops an answer"
 
 Question = Annotated[str | None, typer.Argument(help="Ask this and exit. Without it: a conversation.")]
@@ -58,10 +59,23 @@ def command(
                 chat.ask(question)
             else:
                 converse(chat)
-        except shoal.Unavailable as error:
-            raise Problem(f"no gateway answers at {address}: {error.message}", "start a mesh with `shoal up`") from None
         except shoal.ShoalClientError as error:
+            if isinstance(error, shoal.Unavailable) and not _somebody_answers(address):
+                advice = "start a mesh with `shoal up`"
+                raise Problem(f"no gateway answers at {address}: {error.message}", advice) from None
             raise Problem(error.message, _advice(error)) from None
+
+
+def _somebody_answers(address: str) -> bool:
+    """Whether a gRPC server is there: then what failed is what it said, not the way to it."""
+    import grpc as grpc_library
+
+    with grpc_library.insecure_channel(address) as channel:
+        try:
+            grpc_library.channel_ready_future(channel).result(timeout=ANSWER_S)
+        except grpc_library.FutureTimeoutError:
+            return False
+    return True
 
 
 def address_of(given: str | None) -> str:

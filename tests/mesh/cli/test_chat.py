@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 from mesh.cli.main import app
 from mesh.cli.problem import Problem
-from mesh.errors import InvalidRequest, Overloaded, ShoalError, status_of
+from mesh.errors import InvalidRequest, Overloaded, ShoalError, Unavailable, WorkerLost, status_of
 from shoal.gateway.v1 import gateway_pb2 as pb
 from shoal.gateway.v1 import gateway_pb2_grpc as rpc
 from shoal.types.v1 import types_pb2
@@ -115,6 +115,14 @@ def test_a_refused_single_question_is_a_problem_that_names_the_field(gateway, ad
     error = chat("one", "--grpc", address).exception
     assert isinstance(error, Problem)
     assert (error.message, error.advice) == ("too many tokens", "(change messages)")
+
+
+@pytest.mark.parametrize("error", [WorkerLost("the worker broke and no other could go on"), Unavailable("no worker")])
+def test_an_error_of_a_mesh_that_answers_is_told_as_its_own(gateway, address, error):
+    gateway.refuse = error
+    problem = chat("one", "--grpc", address).exception
+    assert isinstance(problem, Problem)
+    assert (problem.message, problem.advice) == (error.message, "")
 
 
 def test_without_a_mesh_chat_says_how_to_start_one(home):
