@@ -6,10 +6,14 @@ import typer
 
 from mesh.cli.problem import Problem
 
-Timeout = Annotated[float, typer.Option(help="Seconds before what is left is killed.")]
+SPARE_S = 10.0  # for the supervisor itself, on top of its processes' time
+
+Timeout = Annotated[
+    float | None, typer.Option(help="Seconds before what is left is killed. Default: the mesh's own drain times.")
+]
 
 
-def command(timeout_s: Timeout = 90.0) -> None:
+def command(timeout_s: Timeout = None) -> None:
     """Drain and stop the mesh that `shoal up` started. Leaves no process behind."""
     import psutil
     from rich.console import Console
@@ -23,6 +27,8 @@ def command(timeout_s: Timeout = 90.0) -> None:
         state.state_file().unlink(missing_ok=True)
         console.print("No mesh is running.")
         return
+    if timeout_s is None:
+        timeout_s = mesh.stop_s + SPARE_S
     family = [supervisor, *supervisor.children(recursive=True)]
     supervisor.terminate()
     with console.status("draining and stopping …"):

@@ -30,7 +30,7 @@ class MeshPlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessSpec:
-    """One process: what to run, and where it listens. `probe` names the port whose readiness is asked, and how."""
+    """One process: what to run, and where it listens. `ports` goes by use: http, grpc, metrics, redis."""
 
     role: str
     index: int

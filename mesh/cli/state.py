@@ -29,7 +29,10 @@ class ProcessState(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class MeshState(msgspec.Struct, frozen=True, kw_only=True):
-    """The whole local mesh. `phase` is starting, ready, stopping or failed; `message` says why it failed."""
+    """The whole local mesh. `phase` is starting, ready, stopping or failed; `message` says why it failed.
+
+    `model` is the name that clients ask for.
+    """
 
     supervisor_pid: int
     supervisor_created: float  # psutil's create_time: tells this process from a later one with its pid
@@ -40,6 +43,7 @@ class MeshState(msgspec.Struct, frozen=True, kw_only=True):
     scheduler_addresses: list[str]
     processes: list[ProcessState]
     message: str = ""
+    stop_s: float = 0.0  # most seconds that stopping it takes
 
     @property
     def http_url(self) -> str:
@@ -60,7 +64,7 @@ class MeshState(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def run_dir() -> Path:
-    """Where the local mesh keeps its state, logs and Redis data."""
+    """Where the local mesh keeps its state and logs."""
     return cache_dir() / "run"
 
 

@@ -8,21 +8,19 @@ import os
 import urllib.error
 import urllib.request
 from collections.abc import Callable
-from contextlib import suppress
 
 import grpc
 import psutil
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from mesh import models
 from mesh.cli import state
+from mesh.cli.grace import grace_s, stop_s
 from mesh.cli.plan import HOST, MeshPlan, ProcessSpec, processes
 from mesh.cli.process import ManagedProcess
 from mesh.client import connect
-from mesh.settings import ServiceSettings
 
 PROBE_TIMEOUT_S = 1.0
-# On top of a service's own drain time, before it is killed.
-KILL_MARGIN_S = 5.0
 STOP_ORDER = ("gateway", "worker", "scheduler", "valkey")
 
 
@@ -70,12 +68,9 @@ class Supervisor:
         state.state_file().unlink(missing_ok=True)
 
     async def _stop_all(self) -> None:
-        grace_s = ServiceSettings.model_fields["drain_s"].default + KILL_MARGIN_S
-        with suppress(KeyError, ValueError):
-            grace_s = float(os.environ["SHOAL_DRAIN_S"]) + KILL_MARGIN_S
         for role in STOP_ORDER:
             group = [process for process in self._processes if process.spec.role == role]
-            await asyncio.gather(*(process.stop(grace_s) for process in group))
+            await asyncio.gather(*(process.stop(grace_s(role, os.environ | process.spec.env)) for process in group))
 
     def snapshot(self) -> state.MeshState:
         gateways = [spec for spec in self._specs if spec.role == "gateway"]
@@ -83,12 +78,13 @@ class Supervisor:
             supervisor_pid=os.getpid(),
             supervisor_created=psutil.Process().create_time(),
             phase=self._phase,
-            model=self._plan.model,
+            model=models.folder_of(self._plan.model).name,
             http_urls=[f"http://{HOST}:{spec.ports['http']}" for spec in gateways],
             grpc_addresses=[f"{HOST}:{spec.ports['grpc']}" for spec in gateways],
             scheduler_addresses=[f"{HOST}:{spec.ports['grpc']}" for spec in self._specs if spec.role == "scheduler"],
             processes=[process.state() for process in self._processes],
             message=self._message,
+            stop_s=stop_s((spec.role for spec in self._specs), os.environ),
         )
 
     def _publish(self) -> None:

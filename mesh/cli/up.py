@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from mesh.cli.state import MeshState
 
 REFRESH_S = 1.0
-STOP_TIMEOUT_S = 120.0
+STOP_SPARE_S = 10.0
 
 Workers = Annotated[int, typer.Option(min=1, max=64, help="How many gpu_worker processes.")]
 Gateways = Annotated[int, typer.Option(min=1, max=16, help="How many gateway processes.")]
@@ -77,7 +77,7 @@ def _ensure_model(model: str) -> None:
     try:
         models.find(model)
     except InvalidRequest as error:
-        if "/" in model:
+        if models.is_path(model):
             raise Problem(error.message) from None
         pull.pull(model)
 
@@ -130,9 +130,11 @@ def _wait_ready(supervisor: "subprocess.Popen[bytes]", timeout_s: float, say: "C
     from mesh.cli import state
 
     deadline = time.monotonic() + timeout_s
+    stop_s = 0.0
     while time.monotonic() < deadline:
         mesh = state.last()
         if mesh is not None and mesh.supervisor_pid == supervisor.pid:
+            stop_s = mesh.stop_s
             if mesh.phase == "ready":
                 return mesh
             if mesh.phase == "failed":
@@ -144,5 +146,5 @@ def _wait_ready(supervisor: "subprocess.Popen[bytes]", timeout_s: float, say: "C
             raise Problem(f"the supervisor ended with {supervisor.returncode}:\n{log[-2000:]}")
         time.sleep(REFRESH_S / 5)
     supervisor.terminate()
-    supervisor.wait(STOP_TIMEOUT_S)
+    supervisor.wait(stop_s + STOP_SPARE_S)
     raise Problem(f"the mesh was not ready within {timeout_s:g} s", f"logs: {state.run_dir() / 'logs'}")

@@ -33,7 +33,7 @@ async def test_a_drain_lets_answers_end_parks_the_rest_and_takes_nothing_new(
         endless = types_pb2.SamplingParams(temperature=0, max_tokens=8000)
         long = asyncio.ensure_future(_collect(rig.stub.Generate(rig.request(sampling=endless), timeout=60)))
         short = asyncio.ensure_future(
-            _collect(rig.stub.Generate(rig.request(sampling=types_pb2.SamplingParams(max_tokens=100)), timeout=60))
+            _collect(rig.stub.Generate(rig.request(sampling=types_pb2.SamplingParams(max_tokens=40)), timeout=60))
         )
         await eventually(lambda: len(rig.bridge.load.running) == 2 and not rig.bridge.load.waiting_sequences)
         rig.stopping.set()
