@@ -1,12 +1,14 @@
 """The worker's side of Attach: dials every scheduler replica and stays attached, so that a request can be placed here.
 
-Each replica has a task, a journal and sequence numbers of its own. Losing one, or all, touches nothing that runs:
-tokens do not pass through schedulers.
+Each address has a task, a journal and sequence numbers of its own. Losing one, or all, touches nothing that runs:
+tokens do not pass through schedulers. Two addresses may be one scheduler (a host with two IPs): it keeps the newest
+attachment and supersedes the other, which then rests as long as the newest lasts.
 """
 
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable
+from contextlib import suppress
 from dataclasses import dataclass
 
 import grpc
@@ -23,6 +25,10 @@ from shoal.scheduler.v1 import scheduler_pb2, scheduler_pb2_grpc
 MIN_GAP_S = 0.05
 MAX_GAP_S = 1.0
 WELCOME_S = 5.0
+# An address whose scheduler is attached through another one is tried again after so long: it may have become another's.
+REST_S = 30.0
+# Seconds within which the attachment that superseded ours has its Welcome, too.
+SETTLE_S = 0.5
 
 log = logging.getLogger("shoal.attach")
 
@@ -44,6 +50,8 @@ class Attacher:
         self._worker = worker
         self._targets = targets
         self._claims = Claims()
+        self._ids: dict[str, str] = {}  # address -> id of the scheduler that last said Welcome there
+        self._detached = asyncio.Event()
         self._missed: set[str] = set()  # addresses whose absence has been told since they were last attached
 
     @property
@@ -69,19 +77,33 @@ class Attacher:
                 async with connect(address) as channel, status_as_errors():
                     await self._attach(channel, address, backoff)
             except Superseded:
-                log.info("scheduler %s is attached through another address", address)
+                await self._rest(address)
             except ShoalError as error:
                 if address not in self._missed:
                     log.warning("not attached to scheduler %s: %s", address, error.message)
                 self._missed.add(address)
             await asyncio.sleep(backoff.next_s())
 
+    async def _rest(self, address: str) -> None:
+        """After it was superseded: wait while its scheduler is attached through another address, at most REST_S."""
+        await asyncio.sleep(SETTLE_S)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(REST_S):
+                while other := self._twin(address):
+                    log.debug("scheduler %s is attached as %s", address, other)
+                    await self._detached.wait()
+
+    def _twin(self, address: str) -> str | None:
+        """An address through which the scheduler of `address` is attached now."""
+        others = self._claims.attached - {address}
+        return next((other for other in others if self._ids[other] == self._ids.get(address)), None)
+
     async def _attach(self, channel: grpc.aio.Channel, address: str, backoff: Backoff) -> None:
         """One Attach from Hello to its end, which always raises."""
         with self._worker.board.journal() as journal:
             call = scheduler_pb2_grpc.SchedulerServiceStub(channel).Attach(self._reports(journal))
             try:
-                replica = await _welcome(call)
+                replica = self._ids[address] = await _welcome(call)
                 backoff.reset()
                 self._missed.discard(address)
                 log.info("attached to scheduler %s at %s", replica, address)
@@ -106,6 +128,8 @@ class Attacher:
                 self._follow(order, address, journal)
         finally:
             self._claims.detach(address)
+            self._detached.set()  # wakes who waits now
+            self._detached.clear()
             self._worker.board.touch()
         raise Unavailable("it ended the attachment")
 

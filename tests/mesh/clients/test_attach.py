@@ -11,6 +11,7 @@ import pytest
 from mesh.clients.attach import Attached, Attacher
 from mesh.clients.board import Board
 from mesh.clients.reports import LoadState, WorkerFacts
+from mesh.errors import Superseded, errors_as_status
 from shoal.channel import server_options
 from shoal.scheduler.v1 import scheduler_pb2, scheduler_pb2_grpc
 
@@ -175,6 +176,44 @@ async def test_every_replica_has_numbers_of_its_own_and_one_being_away_bothers_n
             await eventually(lambda scheduler=scheduler: len(scheduler.loads) >= 2, timeout_s=5)
             assert [load.seq for load in scheduler.loads[:2]] == [1, 2]
             assert len(scheduler.attaches) == 1
+
+
+class JealousScheduler(Scheduler):
+    """Keeps the newest attachment of a worker and supersedes the one before, as schedulers do."""
+
+    async def Attach(self, reports: Any, context: Any) -> AsyncIterator[scheduler_pb2.WorkerOrder]:
+        heard: list[scheduler_pb2.WorkerReport] = []
+        self.attaches.append(heard)
+        async with errors_as_status(context):
+            async for report in reports:
+                if self.attaches[-1] is not heard:
+                    raise Superseded("the worker has attached again")
+                heard.append(report)
+                if report.HasField("hello"):
+                    yield scheduler_pb2.WorkerOrder(welcome=scheduler_pb2.Welcome(scheduler_id="one"))
+
+
+async def test_a_scheduler_under_two_addresses_is_left_one_attachment_and_the_other_follows_its_loss(
+    eventually: Any,
+) -> None:
+    scheduler, worker = JealousScheduler(), Worker()
+
+    def lasts() -> bool:
+        worker.board.touch()
+        return len(scheduler.loads) >= 30
+
+    async with AsyncExitStack() as stack:
+        servers = [AsyncExitStack(), AsyncExitStack()]
+        closing = {await server.enter_async_context(listening(scheduler)): server for server in servers}
+        for server in servers:
+            stack.push_async_callback(server.aclose)
+        attacher = await stack.enter_async_context(attaching(worker, *closing))
+        await eventually(lambda: len(scheduler.attaches) == 2)
+        await eventually(lasts, timeout_s=8)
+        assert len(scheduler.attaches) == 2
+        (kept,) = attacher.replicas
+        await closing.pop(kept).aclose()
+        await eventually(lambda: attacher.replicas == set(closing), timeout_s=8)
 
 
 async def test_a_stop_order_parks_its_attempt(eventually: Any) -> None:
