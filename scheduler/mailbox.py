@@ -1,4 +1,4 @@
-"""What one RPC has yet to send: bounded, woken by events, ended once."""
+"""What one RPC has yet to send: bounded, woken by events, ended once. `beside` runs what fills it while it is read."""
 
 import asyncio
 from collections import deque

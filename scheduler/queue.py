@@ -18,7 +18,7 @@ a mountain of old batch work still leaves high priority its three quarters.
     (1 / share - 1) times the work of the first passes in the ordinary order, and one request more in all.
 
 A requeued request keeps its arrival, hence its age. Whoever is most overdue and fits nowhere yet gets a worker held
-for it (dispatcher.py), so that smaller requests cannot keep the room it needs from ever coming together.
+for it (lines.py), so that smaller requests cannot keep the room it needs from ever coming together.
 """
 
 from bisect import bisect_left, insort
