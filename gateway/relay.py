@@ -238,6 +238,8 @@ class Answer:
                             yield out
                     else:
                         self._tally.accepted(event)
+                        if self._lease is not None:
+                            self._lease.pin(self._tally.model_digest, self._tally.precision)
             self._generation = None
 
     @property

@@ -242,6 +242,7 @@ async def test_a_lost_scheduler_does_not_touch_a_running_stream_and_another_adop
     assert (stream.text(), stream.reason(), len(mesh.worker.requests)) == (TEXT, "stop", 1)
     [adopt] = successor.of_kind("adopt")
     assert (adopt.worker.worker_id, adopt.attempt, adopt.demand.choices) == ("w1", 1, 1)
+    assert adopt.demand.precision == "fp32", "what began in these numerics goes on in them"
     await eventually(lambda: successor.of_kind("finished"))
 
 
