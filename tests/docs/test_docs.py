@@ -11,9 +11,10 @@ README = (ROOT / "README.md").read_text()
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 
 
-def test_settings_page_is_what_the_settings_classes_say() -> None:
-    page = runpy.run_path(str(ROOT / "tools" / "settings.py"))["render"]()
-    assert (ROOT / "docs" / "settings.md").read_text() == page, "run `python tools/settings.py`"
+@pytest.mark.parametrize("name", ["settings", "metrics"])
+def test_a_generated_page_is_what_the_code_says(name: str) -> None:
+    page = runpy.run_path(str(ROOT / "tools" / f"{name}.py"))["render"]()
+    assert (ROOT / "docs" / f"{name}.md").read_text() == page, f"run `python tools/{name}.py`"
 
 
 def test_a_requests_life_has_ten_lines_that_each_name_files_that_exist() -> None:

@@ -1,0 +1,44 @@
+"""Write docs/metrics.md from the metrics that the services register: `python tools/metrics.py`. A test holds the file
+to them."""
+
+from pathlib import Path
+
+from prometheus_client import CollectorRegistry
+
+from gateway.limits import Limiter
+from gateway.metrics import Metrics as GatewayMetrics
+from gpu_worker.metrics import WorkerMetrics
+from scheduler.metrics import Metrics as SchedulerMetrics
+
+TARGET = Path(__file__).resolve().parent.parent / "docs" / "metrics.md"
+HEAD = """\
+# Metrics
+
+Made by `tools/metrics.py` from what the services register; do not edit.
+
+Prometheus text: the gateway's on its HTTP port (`/metrics`, while no API keys are asked for) and on its metrics port,
+those of scheduler and worker on theirs (`SHOAL_<SERVICE>_METRICS_PORT`). A name's end tells the unit: `_seconds`,
+`_total` for counts that only grow. `shoal_worker_info` tells a worker's model, architecture, precision and device.
+
+| metric | kind | labels | meaning |
+|---|---|---|---|
+"""
+
+
+def render() -> str:
+    """The whole page."""
+    registry = CollectorRegistry()
+    for metrics in (GatewayMetrics, SchedulerMetrics, WorkerMetrics):
+        metrics(registry)
+    Limiter("", registry=registry)
+    rows = []
+    for collector in dict.fromkeys(registry._names_to_collectors.values()):
+        (family,) = collector.describe()
+        name = family.name + ("_total" if family.type == "counter" else "")
+        labels = ", ".join(f"`{label}`" for label in collector._labelnames)
+        rows.append(f"| `{name}` | {family.type} | {labels} | {family.documentation} |\n")
+    return HEAD + "".join(rows)
+
+
+if __name__ == "__main__":
+    TARGET.write_text(render())
