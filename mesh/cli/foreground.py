@@ -1,4 +1,4 @@
-"""`shoal up` in a terminal: the supervisor beside a live table; Ctrl-C drains and stops everything."""
+"""`shoal up` in a terminal: the supervisor beside a live table. Ctrl-C drains and stops everything, a second one kills."""
 
 import asyncio
 import signal
@@ -7,7 +7,7 @@ from contextlib import suppress
 from rich.console import Console
 from rich.live import Live
 
-from mesh.cli import view
+from mesh.cli import state, view
 from mesh.cli.plan import MeshPlan
 from mesh.cli.process import StartFailed
 from mesh.cli.state import MeshState
@@ -24,57 +24,66 @@ class Foreground:
         self._timeout_s = timeout_s
         self._stopping = asyncio.Event()
         self._ready = asyncio.Event()
+        self._told: set[str] = set()  # processes whose readiness was printed
+        self._failure: StartFailed | None = None
         self._supervisor = Supervisor(plan, self._hear)
 
     async def run(self) -> None:
         """Until Ctrl-C or SIGTERM."""
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM):
-            loop.add_signal_handler(number, self._stopping.set)
-        try:
-            async with asyncio.TaskGroup() as group:
-                group.create_task(self._supervisor.run(self._stopping))
-                group.create_task(self._wait_until_ready())
-                show = group.create_task(self._show() if self._console.is_terminal else self._tell())
-                await self._stopping.wait()
-                show.cancel()
-                self._console.print("Draining and stopping …")
-        except* StartFailed as failures:
-            raise failures.exceptions[0] from None
+            loop.add_signal_handler(number, self._stop)
+        async with asyncio.TaskGroup() as group:
+            helpers = [group.create_task(self._give_up_late())]
+            if self._console.is_terminal:
+                helpers.append(group.create_task(self._show()))
+            try:
+                await self._supervisor.run(self._stopping)
+            except StartFailed as failure:
+                self._failure = failure
+            finally:
+                # They wait for a mesh that may never be ready: it is gone now.
+                for helper in helpers:
+                    helper.cancel()
+        if self._failure is not None:
+            raise self._failure
         self._console.print("Stopped.")
 
-    def _hear(self, mesh: MeshState) -> None:
-        if mesh.phase == "ready":
-            self._ready.set()
-        elif mesh.phase == "failed":
-            self._stopping.set()
+    def _stop(self) -> None:
+        """The first signal drains; another one, by somebody who will not wait for that, kills."""
+        if self._stopping.is_set():
+            self._console.print("Killing what is left …")
+            self._supervisor.kill()
+            return
+        self._stopping.set()
+        self._console.print("Draining and stopping … (Ctrl-C again kills)", highlight=False)
 
-    async def _wait_until_ready(self) -> None:
-        with suppress(TimeoutError):
+    def _hear(self, mesh: MeshState) -> None:
+        for process in mesh.processes:
+            if process.state == "ready" and process.name not in self._told and not self._console.is_terminal:
+                self._told.add(process.name)
+                self._console.print(f"{process.name} is ready", highlight=False)
+        if mesh.phase == "ready" and not self._ready.is_set():
+            self._ready.set()
+            self._console.print(view.things_to_try(mesh), highlight=False, markup=False, soft_wrap=True)
+            self._console.print("Ctrl-C drains and stops everything.\n")
+
+    async def _give_up_late(self) -> None:
+        try:
             async with asyncio.timeout(self._timeout_s):
                 await self._ready.wait()
-            self._console.print(
-                view.things_to_try(self._supervisor.snapshot()), highlight=False, markup=False, soft_wrap=True
-            )
-            self._console.print("Ctrl-C drains and stops everything.\n")
-            return
-        if not self._stopping.is_set():
-            raise StartFailed(f"the mesh was not ready within {self._timeout_s:g} s; logs say why")
+        except TimeoutError:
+            if not self._stopping.is_set():
+                words = f"the mesh was not ready within {self._timeout_s:g} s; logs say why: {state.run_dir() / 'logs'}"
+                self._failure = StartFailed(words)
+                self._stopping.set()
 
     async def _show(self) -> None:
+        """A live table until the mesh is to stop."""
         with Live(console=self._console, auto_refresh=False, transient=True) as live:
-            while True:
+            while not self._stopping.is_set():
                 mesh = self._supervisor.snapshot()
                 load = await view.mesh_load(mesh) if self._ready.is_set() else None
                 live.update(view.table(mesh, load), refresh=True)
-                await asyncio.sleep(REFRESH_S)
-
-    async def _tell(self) -> None:
-        """Without a terminal: a line for each process that becomes ready, then silence."""
-        told: set[str] = set()
-        while len(told) < len(self._supervisor.snapshot().processes):
-            for process in self._supervisor.snapshot().processes:
-                if process.state == "ready" and process.name not in told:
-                    told.add(process.name)
-                    self._console.print(f"{process.name} is ready")
-            await asyncio.sleep(REFRESH_S / 5)
+                with suppress(TimeoutError):
+                    await asyncio.wait_for(self._stopping.wait(), REFRESH_S)

@@ -43,6 +43,7 @@ class ManagedProcess:
         self._changed = changed
         self._restart = restart
         self._stopping = asyncio.Event()
+        self._killed = False
         self._process: asyncio.subprocess.Process | None = None
         self._log_start = 0  # where the present start's log begins
 
@@ -64,7 +65,9 @@ class ManagedProcess:
         failed_starts, ever_up = 0, False
         while not self._stopping.is_set():
             self._process = await self._start()
-            if self._stopping.is_set():
+            if self._killed:
+                self.kill()
+            elif self._stopping.is_set():
                 self._process.terminate()
             self._set("starting" if not self.restarts else "restarting")
             came_up = await self._watch(self._process)
@@ -101,10 +104,17 @@ class ManagedProcess:
             async with asyncio.timeout(grace_s):
                 return await process.wait() == 0
         except TimeoutError:
-            with suppress(ProcessLookupError):
-                process.kill()
+            self.kill()
             await process.wait()
             return False
+
+    def kill(self) -> None:
+        """SIGKILL, at once, to the process and to all that it started in its session."""
+        self._stopping.set()
+        self._killed = True
+        if self._process is not None and self._process.returncode is None:
+            with suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)
 
     async def _start(self) -> asyncio.subprocess.Process:
         self.spec.log.parent.mkdir(parents=True, exist_ok=True)
@@ -126,7 +136,7 @@ class ManagedProcess:
         started = time.monotonic()
         try:
             while not ended.done() and not self.ready.is_set():
-                if await self._probe(self.spec):
+                if await self._probe(self.spec) and not self._stopping.is_set():
                     self._set("ready")
                     self.ready.set()
                     break

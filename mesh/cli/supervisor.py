@@ -67,6 +67,11 @@ class Supervisor:
             process.ready.set()
         state.state_file().unlink(missing_ok=True)
 
+    def kill(self) -> None:
+        """End every process at once, for somebody who will not wait for the draining."""
+        for process in self._processes:
+            process.kill()
+
     async def _stop_all(self) -> None:
         for role in STOP_ORDER:
             group = [process for process in self._processes if process.spec.role == role]

@@ -2,15 +2,20 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
+import time
+from contextlib import suppress
 from pathlib import Path
 
 import httpx
+import msgspec
 import psutil
 import pytest
 
 from mesh import models
+from mesh.cli.state import MeshState
 
 pytestmark = pytest.mark.e2e
 
@@ -49,3 +54,44 @@ def test_up_detached_then_status_then_down_leaves_no_process(model: str, tmp_pat
     assert not [process for process in family if process.is_running()]
     assert shoal("status", "--json").returncode == 1
     assert shoal("down").returncode == 0
+
+
+def last_state(home: Path) -> MeshState | None:
+    with suppress(FileNotFoundError):
+        return msgspec.json.decode((home / "run" / "mesh.json").read_bytes(), type=MeshState)
+    return None
+
+
+def valkey_is_ready(home: Path) -> bool:
+    mesh = last_state(home)
+    return mesh is not None and any(p.role == "valkey" and p.state == "ready" for p in mesh.processes)
+
+
+@pytest.mark.timeout(90)
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_while_starting_ends_up_and_leaves_no_process(
+    model: str, tmp_path: Path, number: signal.Signals
+) -> None:
+    (tmp_path / "models").mkdir()
+    (tmp_path / "models" / model).symlink_to(models.find(model).path)
+    env = os.environ | {"SHOAL_HOME": str(tmp_path)}
+    command = [sys.executable, "-m", "mesh.cli.main", "up"]
+    family: list[psutil.Process] = []
+    up = subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    try:
+        deadline = time.monotonic() + 30
+        while not valkey_is_ready(tmp_path):
+            assert up.poll() is None
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+        family = psutil.Process(up.pid).children(recursive=True)
+        up.send_signal(number)
+        said, _ = up.communicate(timeout=15)
+    finally:
+        up.kill()
+        _, left = psutil.wait_procs(family, timeout=5)
+        for process in left:
+            process.kill()
+    assert up.returncode == 0
+    assert "Stopped." in said
+    assert not left, f"left behind: {left}"

@@ -85,6 +85,23 @@ async def test_a_process_that_ignores_sigterm_is_killed_when_its_grace_is_over(e
     assert not psutil.pid_exists(pid or 0)
 
 
+async def test_a_kill_ends_a_draining_process_and_its_own_children_at_once(eventually: Eventually) -> None:
+    ignore = "import signal, subprocess, sys; signal.signal(signal.SIGTERM, signal.SIG_IGN)"
+    child = "import signal; signal.pause()"
+    code = f"{ignore}\nprint('up', subprocess.Popen([sys.executable, '-c', {child!r}]).pid, flush=True)\nsignal.pause()"
+    process = ManagedProcess(program(code), says_up, lambda: None, restart=True)
+    running = asyncio.ensure_future(process.run())
+    await eventually(process.ready.is_set)
+    grandchild = psutil.Process(int(process.spec.log.read_text().split()[1]))
+    stopping = asyncio.ensure_future(process.stop(60))
+    await eventually(lambda: process.phase == "stopping")
+    process.kill()
+    async with asyncio.timeout(5):
+        assert await stopping is False
+        await running
+    await eventually(lambda: not grandchild.is_running() or grandchild.status() == psutil.STATUS_ZOMBIE)
+
+
 async def test_stopping_in_the_middle_of_a_back_off_ends_at_once(eventually: Eventually) -> None:
     once = "import pathlib, sys; print('up', flush=True); import time; time.sleep(0.3)"
     process = ManagedProcess(program(once), says_up, lambda: None, restart=True)
