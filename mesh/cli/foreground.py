@@ -1,4 +1,4 @@
-"""`shoal up` in a terminal: the supervisor beside a live table. Ctrl-C drains and stops everything, a second one kills."""
+"""`shoal up` in a terminal: the supervisor beside a live table. Ctrl-C drains and stops, a second one kills."""
 
 import asyncio
 import signal
