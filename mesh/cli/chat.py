@@ -24,12 +24,17 @@ HELP = "/reset forgets the conversation, /exit (or Ctrl-D) leaves, Ctrl-C stops 
 
 Question = Annotated[str | None, typer.Argument(help="Ask this and exit. Without it: a conversation.")]
 Address = Annotated[
-    str | None, typer.Option("--grpc", "--url", help="The gateway's gRPC address. Default: the running mesh's.")
+    str | None,
+    typer.Option(help="The gateway's gRPC address, HOST:PORT (not its HTTP port). Default: the running mesh's."),
 ]
 ModelName = Annotated[str | None, typer.Option(help="Which model, where the mesh serves several.")]
 System = Annotated[str | None, typer.Option(help="What the model is told about itself first.")]
-Temperature = Annotated[float | None, typer.Option(help="0 always takes the likeliest token. Default: 1.")]
-MaxTokens = Annotated[int | None, typer.Option(min=1, help="Longest answer, in tokens.")]
+# Small models wander at higher temperatures and may never end: reproducible and bounded unless asked otherwise.
+Temperature = Annotated[
+    float,
+    typer.Option(help="0 always takes the likeliest token, so answers are reproducible; small models wander above."),
+]
+MaxTokens = Annotated[int, typer.Option(min=1, help="Longest answer, in tokens.")]
 Seed = Annotated[int | None, typer.Option(min=0, help="The same seed gives the same answer.")]
 ApiKey = Annotated[str | None, typer.Option(envvar="SHOAL_API_KEY", help="Sent where the mesh wants keys.")]
 
@@ -39,8 +44,8 @@ def command(
     grpc: Address = None,
     model: ModelName = None,
     system: System = None,
-    temperature: Temperature = None,
-    max_tokens: MaxTokens = None,
+    temperature: Temperature = 0.0,
+    max_tokens: MaxTokens = 1024,
     seed: Seed = None,
     api_key: ApiKey = None,
 ) -> None:
@@ -49,8 +54,9 @@ def command(
 
     import shoal
 
-    given = {"temperature": temperature, "max_tokens": max_tokens, "seed": seed}
-    options: ChatOptions = {name: value for name, value in given.items() if value is not None}  # type: ignore[assignment]
+    options: ChatOptions = {"temperature": temperature, "max_tokens": max_tokens}
+    if seed is not None:
+        options["seed"] = seed
     address = address_of(grpc)
     with shoal.SyncClient(address, model=model, api_key=api_key) as client:
         chat = Chat(client, Console(), system, options)
@@ -61,8 +67,7 @@ def command(
                 converse(chat)
         except shoal.ShoalClientError as error:
             if isinstance(error, shoal.Unavailable) and not _somebody_answers(address):
-                advice = "start a mesh with `shoal up`"
-                raise Problem(f"no gateway answers at {address}: {error.message}", advice) from None
+                raise _nobody_there(address, error.message) from None
             raise Problem(error.message, _advice(error)) from None
 
 
@@ -75,6 +80,29 @@ def _somebody_answers(address: str) -> bool:
             grpc_library.channel_ready_future(channel).result(timeout=ANSWER_S)
         except grpc_library.FutureTimeoutError:
             return False
+    return True
+
+
+def _nobody_there(address: str, message: str) -> Problem:
+    """What to tell of an address where no gRPC server answers."""
+    if _speaks_http(address):
+        return Problem(
+            f"{address} is an HTTP port, and chat speaks gRPC",
+            "name the gateway's gRPC address with --grpc HOST:PORT (`shoal status` shows it), or leave --grpc out",
+        )
+    return Problem(f"no gateway answers at {address}: {message}", "start a mesh with `shoal up`")
+
+
+def _speaks_http(address: str) -> bool:
+    import http.client
+    from contextlib import closing
+
+    try:
+        with closing(http.client.HTTPConnection(address, timeout=ANSWER_S)) as connection:
+            connection.request("GET", "/")
+            connection.getresponse()
+    except (OSError, http.client.HTTPException):
+        return False
     return True
 
 

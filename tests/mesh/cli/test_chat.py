@@ -7,6 +7,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import grpc
 import pytest
@@ -79,7 +80,7 @@ def test_a_question_gets_its_answer_as_plain_text_away_from_a_terminal(gateway, 
 
 def test_options_travel_with_the_question(gateway, address):
     options = ["--temperature", "0", "--max-tokens", "9", "--seed", "7", "--system", "be brief", "--model", "other"]
-    assert chat("hi", "--url", f"http://{address}/", *options).exit_code == 0
+    assert chat("hi", "--grpc", f"http://{address}/", *options).exit_code == 0
     request = gateway.requests[0]
     sampling = request.options.sampling
     assert sampling.HasField("temperature")
@@ -87,9 +88,25 @@ def test_options_travel_with_the_question(gateway, address):
     assert gateway.turns() == [[("system", "be brief"), ("user", "hi")]]
 
 
-def test_options_that_were_not_given_are_not_sent(gateway, address):
+def test_without_options_an_answer_is_reproducible_and_bounded(gateway, address):
     chat("hi", "--grpc", address)
-    assert gateway.requests[0].options.sampling == types_pb2.SamplingParams()
+    assert gateway.requests[0].options.sampling == types_pb2.SamplingParams(temperature=0, max_tokens=1024)
+
+
+def test_the_end_of_piped_input_is_exit_code_0(gateway, address, home):
+    command = [sys.executable, "-m", "mesh.cli.main", "chat", "--grpc", address]
+    ran = subprocess.run(command, input="question", capture_output=True, text=True, timeout=60, check=False)
+    assert (ran.returncode, ran.stdout, ran.stderr) == (0, "echo: question\n", "")
+
+
+def test_an_http_port_is_told_from_a_gateway_that_is_not_there():
+    with HTTPServer(("127.0.0.1", 0), BaseHTTPRequestHandler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        error = chat("hi", "--grpc", f"http://127.0.0.1:{server.server_port}").exception
+        server.shutdown()
+    assert isinstance(error, Problem)
+    assert "is an HTTP port" in error.message
+    assert "--grpc HOST:PORT" in error.advice
 
 
 def test_a_conversation_remembers_its_turns_until_reset(gateway, address):
