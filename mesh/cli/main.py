@@ -4,6 +4,8 @@ A command's module is imported here, so it imports what is heavy (grpc, rich, to
 `shoal --help` must be instant, and tests/mesh/cli/test_main.py holds it to that.
 """
 
+from typing import Annotated
+
 import typer
 
 from mesh.cli import chat, doctor, down, pull, status, up
@@ -26,8 +28,19 @@ app.command("pull")(pull.command)
 app.command("doctor")(doctor.command)
 
 
+def _tell_version(wanted: bool) -> None:
+    if wanted:
+        from importlib.metadata import version
+
+        typer.echo(f"shoal {version('shoal')}")
+        raise typer.Exit
+
+
+Version = Annotated[bool, typer.Option("--version", callback=_tell_version, is_eager=True, help="Show it and exit.")]
+
+
 @app.callback()
-def _root() -> None:
+def _root(version: Version = False) -> None:
     """An inference mesh: pull a model, start the mesh, talk to it."""
 
 

@@ -27,8 +27,8 @@ Model = Annotated[str, typer.Option(help="Name of a pulled model, or the path of
 Detach = Annotated[
     bool, typer.Option("--detach", "-d", help="Return when the mesh is ready; stop it with `shoal down`.")
 ]
-HttpPort = Annotated[int, typer.Option(help="First HTTP port to try.")]
-GrpcPort = Annotated[int, typer.Option(help="First gRPC port to try.")]
+HttpPort = Annotated[int, typer.Option(min=1, max=65535, help="First HTTP port to try.")]
+GrpcPort = Annotated[int, typer.Option(min=1, max=65535, help="First gRPC port to try.")]
 Restart = Annotated[bool, typer.Option(help="Start a process again when it dies.")]
 Timeout = Annotated[float, typer.Option(help="Seconds the mesh may take to be ready.")]
 

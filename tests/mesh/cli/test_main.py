@@ -2,6 +2,9 @@
 
 import subprocess
 import sys
+from importlib.metadata import version
+
+import pytest
 
 HEAVY = {"grpc", "torch", "numpy", "rich", "tokenizers", "gguf", "huggingface_hub", "httpx", "psutil", "pydantic"}
 
@@ -41,3 +44,17 @@ def test_a_wrong_option_is_a_usage_error():
     ran = shoal("chat", "--temprature", "1")
     assert ran.returncode == 2
     assert "--temperature" in ran.stderr
+
+
+def test_the_version_is_that_of_the_distribution():
+    ran = shoal("--version")
+    assert (ran.returncode, ran.stdout) == (0, f"shoal {version('shoal')}\n")
+
+
+@pytest.mark.parametrize("option", ["--http-port", "--grpc-port"])
+@pytest.mark.parametrize("port", ["0", "65536"])
+def test_a_port_out_of_range_is_a_usage_error_before_anything_is_pulled(home, option, port):
+    ran = shoal("up", option, port)
+    assert ran.returncode == 2
+    assert option in ran.stderr
+    assert not home.exists()
