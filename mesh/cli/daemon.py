@@ -7,12 +7,14 @@ import msgspec
 
 from mesh.cli.plan import MeshPlan, PlanError
 from mesh.cli.process import StartFailed
+from mesh.cli.record import record
 from mesh.cli.supervisor import Supervisor
 from mesh.server import run
 
 
 def main() -> None:
     """Run the planned mesh until SIGTERM. Exit code 1 with the reason on stderr if it does not come up."""
+    record()
     plan = msgspec.json.decode(sys.argv[1], type=MeshPlan)
 
     async def supervise(stopping: asyncio.Event) -> None:

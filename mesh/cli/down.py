@@ -40,6 +40,6 @@ def command(timeout_s: Timeout = None) -> None:
     if left:
         raise Problem(
             f"{len(left)} processes did not stop within {timeout_s:g} s and were killed",
-            f"logs: {state.run_dir() / 'logs'}",
+            f"logs: {state.logs_dir()}",
         )
     console.print("Stopped.")

@@ -74,7 +74,7 @@ class Foreground:
                 await self._ready.wait()
         except TimeoutError:
             if not self._stopping.is_set():
-                words = f"the mesh was not ready within {self._timeout_s:g} s; logs say why: {state.run_dir() / 'logs'}"
+                words = f"the mesh was not ready within {self._timeout_s:g} s; logs say why: {state.logs_dir()}"
                 self._failure = StartFailed(words)
                 self._stopping.set()
 

@@ -6,7 +6,7 @@ import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from mesh.cli.state import run_dir
+from mesh.cli.state import logs_dir
 
 HOST = "127.0.0.1"
 
@@ -44,7 +44,7 @@ class ProcessSpec:
 
     @property
     def log(self) -> Path:
-        return run_dir() / "logs" / f"{self.name}.log"
+        return logs_dir() / f"{self.name}.log"
 
 
 class Ports:

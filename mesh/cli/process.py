@@ -6,7 +6,9 @@ kernel ends it (SIGTERM) should the supervisor be killed: nothing is left behind
 
 import asyncio
 import ctypes
+import logging
 import os
+import re
 import signal
 import time
 from collections.abc import Awaitable, Callable
@@ -23,6 +25,9 @@ PROBE_EVERY_S = 0.1
 # A process that ends this often before it was ever ready will not come up by trying again.
 MOST_FAILED_STARTS = 3
 LOG_LINES = 15
+UNREAD_VARIABLE = re.compile(r"SHOAL_\w+ is set but nothing reads it(?:; did you mean \w+\?)?")
+
+logger = logging.getLogger("shoal.supervisor")
 
 Probe = Callable[[ProcessSpec], Awaitable[bool]]
 
@@ -37,6 +42,9 @@ class ManagedProcess:
     def __init__(self, spec: ProcessSpec, probe: Probe, changed: Callable[[], None], *, restart: bool) -> None:
         self.spec = spec
         self.phase = "starting"
+        self.why = ""  # how the process last ended, until it is ready again
+        self._since = time.time()
+        self._ended_pid: int | None = None
         self.restarts = 0
         self.ready = asyncio.Event()
         self._probe = probe
@@ -54,6 +62,8 @@ class ManagedProcess:
             index=self.spec.index,
             pid=process.pid if process is not None and process.returncode is None else None,
             state=self.phase,
+            since=self._since,
+            why=self.why,
             restarts=self.restarts,
             ports=self.spec.ports,
             log=str(self.spec.log),
@@ -65,12 +75,14 @@ class ManagedProcess:
         failed_starts, ever_up = 0, False
         while not self._stopping.is_set():
             self._process = await self._start()
+            logger.info("%s started (pid %d)", self.spec.name, self._process.pid)
             if self._killed:
                 self.kill()
             elif self._stopping.is_set():
                 self._process.terminate()
             self._set("starting" if not self.restarts else "restarting")
             came_up = await self._watch(self._process)
+            self._tell_the_end(self._process)
             if self._stopping.is_set():
                 break
             failed_starts = 0 if came_up else failed_starts + 1
@@ -87,8 +99,10 @@ class ManagedProcess:
             self.ready.clear()
             self.restarts += 1
             self._set("restarting")
+            wait_s = backoff.next_s()
+            logger.info("%s is started again in %.1f s", self.spec.name, wait_s)
             with suppress(TimeoutError):
-                await asyncio.wait_for(self._stopping.wait(), backoff.next_s())
+                await asyncio.wait_for(self._stopping.wait(), wait_s)
         self._set("stopped")
 
     async def stop(self, grace_s: float) -> bool:
@@ -104,9 +118,12 @@ class ManagedProcess:
             async with asyncio.timeout(grace_s):
                 return await process.wait() == 0
         except TimeoutError:
+            logger.warning("%s is killed: not done within %.0f s", self.spec.name, grace_s)
             self.kill()
             await process.wait()
             return False
+        finally:
+            self._tell_the_end(process)
 
     def kill(self) -> None:
         """SIGKILL, at once, to the process and to all that it started in its session."""
@@ -137,6 +154,8 @@ class ManagedProcess:
         try:
             while not ended.done() and not self.ready.is_set():
                 if await self._probe(self.spec) and not self._stopping.is_set():
+                    logger.info("%s is ready (pid %d)", self.spec.name, process.pid)
+                    self.why = ""
                     self._set("ready")
                     self.ready.set()
                     break
@@ -146,12 +165,44 @@ class ManagedProcess:
             ended.cancel()
         return self.ready.is_set()
 
+    def _tell_the_end(self, process: asyncio.subprocess.Process) -> None:
+        """Record it once, whether `run` or `stop` saw it first."""
+        if self._ended_pid == process.pid:
+            return
+        self._ended_pid = process.pid
+        how = ending(process.returncode)
+        if self._stopping.is_set():
+            logger.info("%s stopped: %s (pid %d)", self.spec.name, how, process.pid)
+            return
+        self.why = how
+        logger.warning("%s %s (pid %d)", self.spec.name, how, process.pid)
+
+    def unread_variables(self) -> set[str]:
+        """What the present start's log says of SHOAL_ variables that it does not know, a sentence each."""
+        with suppress(OSError):
+            written = self.spec.log.read_bytes()[self._log_start :]
+            return set(UNREAD_VARIABLE.findall(written.decode(errors="replace")))
+        return set()
+
     def _last_words(self) -> str:
         return log_tail(self.spec.log, LOG_LINES, self._log_start)
 
     def _set(self, phase: str) -> None:
-        self.phase = phase
+        if phase != self.phase:
+            self.phase, self._since = phase, time.time()
         self._changed()
+
+
+def ending(returncode: int | None) -> str:
+    """How a process ended, from what waiting for it returned: minus the signal's number, or the exit code."""
+    if returncode is None:
+        return "runs"
+    if returncode >= 0:
+        return f"ended with exit code {returncode}"
+    try:
+        return f"ended by {signal.Signals(-returncode).name}"
+    except ValueError:  # a real-time signal
+        return f"ended by signal {-returncode}"
 
 
 def _end_with_parent() -> None:

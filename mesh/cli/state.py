@@ -13,7 +13,10 @@ from mesh.models import cache_dir
 
 
 class ProcessState(msgspec.Struct, frozen=True, kw_only=True):
-    """One process of the mesh. `state` is starting, ready, restarting, stopping or stopped."""
+    """One process of the mesh. `state` is starting, ready, restarting, stopping or stopped, `since` a Unix time.
+
+    `why` says how it last ended; empty once it is ready again.
+    """
 
     role: str
     index: int
@@ -22,6 +25,8 @@ class ProcessState(msgspec.Struct, frozen=True, kw_only=True):
     restarts: int
     ports: dict[str, int]
     log: str
+    since: float = 0.0
+    why: str = ""
 
     @property
     def name(self) -> str:
@@ -29,9 +34,10 @@ class ProcessState(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class MeshState(msgspec.Struct, frozen=True, kw_only=True):
-    """The whole local mesh. `phase` is starting, ready, stopping or failed; `message` says why it failed.
+    """The whole local mesh. `phase` is starting, ready, degraded, stopping or failed; `message` says why it failed.
 
-    `model` is the name that clients ask for.
+    It is degraded when it has been ready and not every process is now. `model` is the name that clients ask for,
+    `notices` what the user should be told once, a sentence each.
     """
 
     supervisor_pid: int
@@ -43,6 +49,7 @@ class MeshState(msgspec.Struct, frozen=True, kw_only=True):
     scheduler_addresses: list[str]
     processes: list[ProcessState]
     message: str = ""
+    notices: list[str] = []
     stop_s: float = 0.0  # most seconds that stopping it takes
 
     @property
@@ -66,6 +73,10 @@ class MeshState(msgspec.Struct, frozen=True, kw_only=True):
 def run_dir() -> Path:
     """Where the local mesh keeps its state and logs."""
     return cache_dir() / "run"
+
+
+def logs_dir() -> Path:
+    return run_dir() / "logs"
 
 
 def state_file() -> Path:

@@ -32,7 +32,9 @@ def command(json: Json = False) -> None:
     if json:
         typer.echo(msgspec.json.format(msgspec.json.encode(_document(mesh, load)), indent=2))
     else:
-        Console().print(view.table(mesh, load))
+        console = Console()
+        console.print(view.table(mesh, load))
+        console.print(f"\nLogs: {state.logs_dir()}", highlight=False, markup=False, soft_wrap=True)
     if mesh.phase != "ready":
         raise typer.Exit(1)
 

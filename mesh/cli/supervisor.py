@@ -7,7 +7,7 @@ import asyncio
 import os
 import urllib.error
 import urllib.request
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import grpc
 import psutil
@@ -33,6 +33,7 @@ class Supervisor:
         self._on_change = on_change
         self._phase = "starting"
         self._message = ""
+        self._notices: list[str] = []
         self._processes = [ManagedProcess(spec, probe, self._publish, restart=plan.restart) for spec in self._specs]
 
     async def run(self, stopping: asyncio.Event) -> None:
@@ -55,6 +56,7 @@ class Supervisor:
             await process.ready.wait()
         if self._phase == "starting":
             self._phase = "ready"
+            self._notices = unread_variables(self._processes)
             self._publish()
 
     async def _stop_when(self, stopping: asyncio.Event) -> None:
@@ -82,20 +84,34 @@ class Supervisor:
         return state.MeshState(
             supervisor_pid=os.getpid(),
             supervisor_created=psutil.Process().create_time(),
-            phase=self._phase,
+            phase=self._phase_now(),
             model=models.folder_of(self._plan.model).name,
             http_urls=[f"http://{HOST}:{spec.ports['http']}" for spec in gateways],
             grpc_addresses=[f"{HOST}:{spec.ports['grpc']}" for spec in gateways],
             scheduler_addresses=[f"{HOST}:{spec.ports['grpc']}" for spec in self._specs if spec.role == "scheduler"],
             processes=[process.state() for process in self._processes],
             message=self._message,
+            notices=self._notices,
             stop_s=stop_s((spec.role for spec in self._specs), os.environ),
         )
+
+    def _phase_now(self) -> str:
+        """Once ready, the mesh is degraded while a process is not."""
+        whole = all(process.phase == "ready" for process in self._processes)
+        return "degraded" if self._phase == "ready" and not whole else self._phase
 
     def _publish(self) -> None:
         snapshot = self.snapshot()
         state.write(snapshot)
         self._on_change(snapshot)
+
+
+def unread_variables(started: Iterable[ManagedProcess]) -> list[str]:
+    """A sentence for each variable that nothing reads: several services may report it, the one with a guess is best."""
+    best: dict[str, str] = {}
+    for sentence in sorted(set().union(*(process.unread_variables() for process in started)), key=len):
+        best[sentence.split()[0]] = sentence
+    return [best[variable] for variable in sorted(best)]
 
 
 async def probe(spec: ProcessSpec) -> bool:

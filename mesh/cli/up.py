@@ -85,10 +85,13 @@ def _ensure_model(model: str) -> None:
 def _run_here(plan: "MeshPlan", timeout_s: float) -> None:
     import asyncio
 
+    from mesh.cli import state
     from mesh.cli.foreground import Foreground
     from mesh.cli.plan import PlanError
     from mesh.cli.process import StartFailed
+    from mesh.cli.record import record
 
+    record(state.logs_dir() / "supervisor.log")
     try:
         asyncio.run(Foreground(plan, timeout_s).run())
     except (PlanError, StartFailed) as error:
@@ -106,7 +109,7 @@ def _run_detached(plan: "MeshPlan", timeout_s: float) -> None:
     from mesh.cli import state
     from mesh.cli.view import things_to_try
 
-    log = state.run_dir() / "logs" / "supervisor.log"
+    log = state.logs_dir() / "supervisor.log"
     log.parent.mkdir(parents=True, exist_ok=True)
     state.state_file().unlink(missing_ok=True)
     with log.open("wb") as output:
@@ -138,13 +141,13 @@ def _wait_ready(supervisor: "subprocess.Popen[bytes]", timeout_s: float, say: "C
             if mesh.phase == "ready":
                 return mesh
             if mesh.phase == "failed":
-                raise Problem(f"the mesh did not start: {mesh.message}", f"logs: {state.run_dir() / 'logs'}")
+                raise Problem(f"the mesh did not start: {mesh.message}", f"logs: {state.logs_dir()}")
             waiting = [process.name for process in mesh.processes if process.state != "ready"]
             say(f"waiting for {', '.join(waiting)} …")
         if supervisor.poll() is not None:
-            log = (state.run_dir() / "logs" / "supervisor.log").read_text(errors="replace")
+            log = (state.logs_dir() / "supervisor.log").read_text(errors="replace")
             raise Problem(f"the supervisor ended with {supervisor.returncode}:\n{log[-2000:]}")
         time.sleep(REFRESH_S / 5)
     supervisor.terminate()
     supervisor.wait(stop_s + STOP_SPARE_S)
-    raise Problem(f"the mesh was not ready within {timeout_s:g} s", f"logs: {state.run_dir() / 'logs'}")
+    raise Problem(f"the mesh was not ready within {timeout_s:g} s", f"logs: {state.logs_dir()}")

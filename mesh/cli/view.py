@@ -4,6 +4,7 @@ import json
 import shlex
 import shutil
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -40,11 +41,24 @@ async def mesh_load(state: MeshState, timeout_s: float = 1.0) -> scheduler_pb2.M
 def table(state: MeshState, load: scheduler_pb2.MeshLoad | None) -> RenderableType:
     """The processes and, below, what the workers are busy with. Fits 80 columns."""
     head = f"Shoal is {state.phase}, serving {state.model}"
+    rows: list[RenderableType] = [_processes(state)]
+    if state.phase == "degraded":
+        rows += [Text(words, style="yellow") for words in troubles(state, time.time())]
     if load is None:
-        return Group(Text(head, style="bold"), _processes(state))
+        return Group(Text(head, style="bold"), *rows)
     waiting = sum(queue.waiting for queue in load.queues)
     head += f", {waiting} waiting for a worker" if waiting else ""
-    return Group(Text(head, style="bold"), _processes(state), Text(), _workers(state, load))
+    return Group(Text(head, style="bold"), *rows, Text(), _workers(state, load))
+
+
+def troubles(state: MeshState, now: float) -> list[str]:
+    """A line for each process that is not ready: for how long (`now` is a Unix time), and why."""
+    return [
+        f"{process.name} {process.state} for {max(0.0, now - process.since):.0f} s"
+        + (f", {process.why}" if process.why else "")
+        for process in state.processes
+        if process.state != "ready"
+    ]
 
 
 def _processes(state: MeshState) -> Table:
@@ -93,8 +107,9 @@ def things_to_try(state: MeshState) -> str:
 import openai; c = openai.OpenAI(base_url="{state.http_url}/v1", api_key="none"); \\
     print(c.chat.completions.create(model={json.dumps(state.model)}, temperature=0, \\
     messages={json.dumps(messages)}).choices[0].message.content)"""
+    notices = "".join(f"Note: {notice}\n" for notice in state.notices)
     return f"""\
-HTTP   {state.http_url}/v1      (OpenAI API; /ready, /metrics)
+{notices}HTTP   {state.http_url}/v1      (OpenAI API; /ready, /metrics)
 gRPC   {state.grpc_address}            (shoal.gateway.v1.InferenceService)
 
 Three things to try:

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
@@ -24,7 +25,7 @@ pytestmark = pytest.mark.e2e
 def test_up_detached_then_status_then_down_leaves_no_process(model: str, tmp_path: Path) -> None:
     (tmp_path / "models").mkdir()
     (tmp_path / "models" / model).symlink_to(models.find(model).path)
-    env = os.environ | {"SHOAL_HOME": str(tmp_path)}
+    env = os.environ | {"SHOAL_HOME": str(tmp_path), "SHOAL_MODLE": "x"}
 
     def shoal(*words: str) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, "-m", "mesh.cli.main", *words]
@@ -33,6 +34,8 @@ def test_up_detached_then_status_then_down_leaves_no_process(model: str, tmp_pat
     up = shoal("up", "--detach", "--workers", "2")
     try:
         assert up.returncode == 0, up.stderr
+        assert up.stdout.count("SHOAL_MODLE") == 1, up.stdout
+        assert "did you mean SHOAL_MODEL?" in up.stdout
         status = shoal("status", "--json")
         assert status.returncode == 0, status.stderr
         mesh = json.loads(status.stdout)
@@ -48,6 +51,12 @@ def test_up_detached_then_status_then_down_leaves_no_process(model: str, tmp_pat
         assert set(pids) <= {process.pid for process in family}
         assert httpx.get(f"{mesh['http_urls'][0]}/ready").status_code == 200
         assert shoal("up").returncode == 1, "a second mesh started in the same home"
+        gateway = next(process["pid"] for process in mesh["processes"] if process["role"] == "gateway")
+        os.kill(gateway, signal.SIGKILL)
+        wait_for(lambda: phase(tmp_path) == "degraded")
+        wait_for(lambda: phase(tmp_path) == "ready")
+        record = (tmp_path / "run" / "logs" / "supervisor.log").read_text()
+        assert f"gateway-0 ended by SIGKILL (pid {gateway})" in record
     finally:
         down = shoal("down")
     assert down.returncode == 0, down.stderr
@@ -60,6 +69,18 @@ def last_state(home: Path) -> MeshState | None:
     with suppress(FileNotFoundError):
         return msgspec.json.decode((home / "run" / "mesh.json").read_bytes(), type=MeshState)
     return None
+
+
+def phase(home: Path) -> str | None:
+    mesh = last_state(home)
+    return mesh.phase if mesh is not None else None
+
+
+def wait_for(condition: Callable[[], bool], timeout_s: float = 30) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
 
 
 def valkey_is_ready(home: Path) -> bool:
@@ -79,11 +100,7 @@ def test_a_signal_while_starting_ends_up_and_leaves_no_process(
     family: list[psutil.Process] = []
     up = subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     try:
-        deadline = time.monotonic() + 30
-        while not valkey_is_ready(tmp_path):
-            assert up.poll() is None
-            assert time.monotonic() < deadline
-            time.sleep(0.02)
+        wait_for(lambda: valkey_is_ready(tmp_path) or up.poll() is not None)
         family = psutil.Process(up.pid).children(recursive=True)
         up.send_signal(number)
         said, _ = up.communicate(timeout=15)

@@ -1,6 +1,7 @@
 """Processes of the local mesh: watched, restarted, stopped, and never left behind."""
 
 import asyncio
+import logging
 import os
 import signal
 import subprocess
@@ -12,7 +13,8 @@ import psutil
 import pytest
 
 from mesh.cli.plan import MeshPlan, PlanError, Ports, ProcessSpec, processes
-from mesh.cli.process import ManagedProcess, StartFailed
+from mesh.cli.process import ManagedProcess, StartFailed, ending
+from mesh.cli.supervisor import unread_variables
 from mesh.models import DEFAULT_MODEL
 
 Eventually = Callable[..., Awaitable[object]]
@@ -154,3 +156,48 @@ def test_a_port_in_use_is_passed_over_and_none_left_is_said() -> None:
         assert Ports().from_(port) != port
     with pytest.raises(PlanError, match="no free port"):
         Ports().from_(65536)
+
+
+async def test_the_record_tells_a_process_s_life_with_its_pids(
+    eventually: Eventually, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "shoal.supervisor")
+    process = ManagedProcess(program(FOREVER), says_up, lambda: None, restart=True)
+    running = asyncio.ensure_future(process.run())
+    await eventually(process.ready.is_set)
+    first = process.state().pid
+    assert first is not None
+    os.kill(first, signal.SIGKILL)
+    await eventually(lambda: process.state().why == "ended by SIGKILL")
+    assert process.state().state == "restarting"
+    await eventually(lambda: process.restarts == 1 and process.ready.is_set())
+    assert process.state().why == ""
+    second = process.state().pid
+    await process.stop(5)
+    await running
+    again = next(line for line in caplog.messages if "again" in line)
+    assert again.startswith("scheduler-0 is started again in 0.")
+    assert [line for line in caplog.messages if line != again] == [
+        f"scheduler-0 started (pid {first})",
+        f"scheduler-0 is ready (pid {first})",
+        f"scheduler-0 ended by SIGKILL (pid {first})",
+        f"scheduler-0 started (pid {second})",
+        f"scheduler-0 is ready (pid {second})",
+        f"scheduler-0 stopped: ended by SIGTERM (pid {second})",
+    ]
+
+
+def test_an_ending_names_the_signal_or_the_exit_code() -> None:
+    assert ending(-9) == "ended by SIGKILL"
+    assert ending(3) == "ended with exit code 3"
+    assert ending(-40) == "ended by signal 40"
+
+
+async def test_a_variable_that_nothing_reads_is_told_once_with_the_best_guess() -> None:
+    said = "SHOAL_MODLE is set but nothing reads it"
+    code = f"print({said!r}); print('{{{said}; did you mean SHOAL_MODEL?}}'); print('up', flush=True)"
+    told = [ManagedProcess(program(code), says_up, lambda: None, restart=False) for _ in range(2)]
+    for process in told:
+        with pytest.raises(StartFailed):
+            await process.run()
+    assert unread_variables(told) == [f"{said}; did you mean SHOAL_MODEL?"]

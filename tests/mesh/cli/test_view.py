@@ -1,15 +1,21 @@
 """What `shoal up` and `shoal status` print: it fits a terminal, and what is to be pasted works."""
 
 import json
+import os
 import shlex
 
+import msgspec
+import psutil
 import pytest
 from rich.console import Console
+from typer.testing import CliRunner
 
+from mesh.cli import state
+from mesh.cli.main import app
 from mesh.cli.plan import MeshPlan
 from mesh.cli.state import MeshState, ProcessState
 from mesh.cli.supervisor import Supervisor
-from mesh.cli.view import table, things_to_try
+from mesh.cli.view import table, things_to_try, troubles
 from shoal.scheduler.v1 import scheduler_pb2
 
 
@@ -78,3 +84,33 @@ def test_a_model_given_as_a_path_is_told_by_the_name_that_the_gateway_serves(hom
     supervisor = Supervisor(MeshPlan(model=str(tmp_path / "folder")))
     assert supervisor.snapshot().model == "folder"
     assert supervisor.snapshot().stop_s > 25
+
+
+def degraded() -> MeshState:
+    gone = ProcessState(
+        role="gateway", index=0, pid=None, state="restarting", restarts=1, ports={}, log="/x.log", since=100.0,
+        why="ended by SIGKILL",
+    )  # fmt: skip
+    ready = msgspec.structs.replace(gone, role="worker", state="ready", why="")
+    return msgspec.structs.replace(mesh(), phase="degraded", scheduler_addresses=[], processes=[ready, gone])
+
+
+def test_a_degraded_mesh_names_what_is_not_ready_for_how_long_and_why() -> None:
+    assert troubles(degraded(), now=107.2) == ["gateway-0 restarting for 7 s, ended by SIGKILL"]
+
+
+def test_status_of_a_degraded_mesh_says_so_and_where_the_logs_are_with_exit_code_1(home) -> None:
+    me = psutil.Process()
+    mine = {"supervisor_pid": os.getpid(), "supervisor_created": me.create_time()}
+    state.write(msgspec.structs.replace(degraded(), **mine))
+    result = CliRunner().invoke(app, ["status"])
+    lines = result.stdout.splitlines()
+    assert result.exit_code == 1
+    assert lines[0].startswith("Shoal is degraded")
+    assert any("ended by SIGKILL" in line for line in lines)
+    assert lines[-1] == f"Logs: {home / 'run' / 'logs'}"
+
+
+def test_a_note_is_shown_before_what_to_try() -> None:
+    told = things_to_try(msgspec.structs.replace(mesh(), notices=["SHOAL_X is set but nothing reads it"]))
+    assert told.startswith("Note: SHOAL_X is set but nothing reads it\n")
