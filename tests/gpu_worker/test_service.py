@@ -278,9 +278,9 @@ async def test_a_client_that_is_gone_while_it_does_not_read_frees_all_too(rig: A
 
 
 async def test_a_request_without_room_is_refused_with_the_time_to_come_back(rig: Any, eventually: Any) -> None:
-    calls = [rig.stub.Generate(rig.request(prompt_ids=[40 + n] * 7000), timeout=20) for n in range(3)]
+    calls = [rig.stub.Generate(rig.request(prompt_ids=[40 + n] * 5400), timeout=20) for n in range(3)]
     reading = [asyncio.ensure_future(collect(call)) for call in calls]
-    await eventually(lambda: len(rig.bridge.load.running) >= 2)
+    await eventually(lambda: len(rig.bridge.load.running) == 3)
     error = await error_from(rig.stub.Generate(rig.request(prompt_ids=[50] * 8000), timeout=20))
     assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
     assert error_of(error).code == "no_room"
