@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
@@ -29,6 +30,10 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def program(code: str) -> ProcessSpec:
     return ProcessSpec(role="scheduler", index=0, argv=[sys.executable, "-c", code])
+
+
+async def never_up(spec: ProcessSpec) -> bool:
+    return False
 
 
 async def says_up(spec: ProcessSpec) -> bool:
@@ -196,7 +201,8 @@ def test_an_ending_names_the_signal_or_the_exit_code() -> None:
 async def test_a_variable_that_nothing_reads_is_told_once_with_the_best_guess() -> None:
     said = "SHOAL_MODLE is set but nothing reads it"
     code = f"print({said!r}); print('{{{said}; did you mean SHOAL_MODEL?}}'); print('up', flush=True)"
-    told = [ManagedProcess(program(code), says_up, lambda: None, restart=False) for _ in range(2)]
+    specs = [replace(program(code), index=index) for index in range(2)]
+    told = [ManagedProcess(spec, never_up, lambda: None, restart=False) for spec in specs]
     for process in told:
         with pytest.raises(StartFailed):
             await process.run()
