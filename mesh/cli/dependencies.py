@@ -1,7 +1,10 @@
-"""Whether the distributions that Shoal's own metadata asks for are there, load, and are the tested versions."""
+"""Whether the distributions that Shoal's own metadata asks for are there, whole, and the tested versions.
 
-import importlib
+Their modules are looked up, not imported: loading them all takes tens of seconds.
+"""
+
 import importlib.metadata
+import importlib.util
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,7 +15,7 @@ SERVICE_EXTRAS = ("mesh", "gateway", "scheduler", "worker", "cli")
 
 
 def findings() -> Iterator[Finding]:
-    """One finding for each distribution that is missing, broken or not the tested version; one for all the others."""
+    """One finding for each distribution that is missing, damaged or not the tested version; one for all the others."""
     tested = tested_versions()
     modules = _module_by_distribution()
     fine = 0
@@ -22,7 +25,7 @@ def findings() -> Iterator[Finding]:
             fine += 1
         else:
             yield finding
-    yield Finding("dependencies", "ok", f"{fine} importable{', at the tested versions' if tested else ''}")
+    yield Finding("dependencies", "ok", f"{fine} installed{', at the tested versions' if tested else ''}")
 
 
 def required_distributions() -> list[str]:
@@ -48,19 +51,17 @@ def tested_versions() -> dict[str, str]:
 def _dependency(name: str, module: str | None, tested: str | None) -> Finding | None:
     try:
         version = importlib.metadata.version(name)
-        if module is not None:
-            importlib.import_module(module)
     except importlib.metadata.PackageNotFoundError:
         return Finding(name, "fail", "not installed", INSTALL)
-    except (ImportError, OSError) as error:  # OSError: a shared library that does not load
-        return Finding(name, "fail", f"{version} cannot be imported: {error}", f"install {name} again")
+    if module is not None and importlib.util.find_spec(module) is None:
+        return Finding(name, "fail", f"{version}, but its module {module} is gone", f"install {name} again")
     if tested is not None and version.partition("+")[0] != tested.partition("+")[0]:
         return Finding(name, "warn", version, f"tested with {tested}: pip install {name}=={tested}")
     return None
 
 
 def _module_by_distribution() -> dict[str, str]:
-    """One importable module of each distribution: its namesake if it has one. That is enough to tell that it loads."""
+    """One importable module of each distribution: its namesake if it has one. Enough to tell that it is there."""
     found: dict[str, set[str]] = {}
     for module, names in importlib.metadata.packages_distributions().items():
         for name in names:

@@ -9,7 +9,7 @@ import typer
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from rich.table import Table
+    from rich.text import Text
 
     from mesh.cli.machine import Finding
 
@@ -29,9 +29,10 @@ def command(json: Json = False) -> None:
         findings = list(examine())
         typer.echo(_document(findings))
     else:
-        with console.status("looking …"):
-            findings = list(examine())
-        console.print(_table(findings))
+        findings = []
+        for finding in examine():
+            findings.append(finding)
+            console.print(_line(finding), soft_wrap=True)
     if any(finding.level == "fail" for finding in findings):
         raise typer.Exit(1)
 
@@ -95,12 +96,10 @@ def _document(findings: "list[Finding]") -> str:
     return json.dumps({"ok": ok, "findings": [asdict(finding) for finding in findings]}, indent=2, ensure_ascii=False)
 
 
-def _table(findings: "list[Finding]") -> "Table":
-    from rich.table import Table
+def _line(finding: "Finding") -> "Text":
     from rich.text import Text
 
-    table = Table("", "check", "seen", "what to do", header_style="dim", box=None, pad_edge=False)
-    for finding in findings:
-        level = Text(finding.level, style=STYLES[finding.level])
-        table.add_row(level, finding.check, Text(finding.seen), Text(finding.advice))
-    return table
+    line = Text.assemble((f"{finding.level:<5}", STYLES[finding.level]), f"{finding.check:<13} {finding.seen}")
+    if finding.advice:
+        line.append(f"\n      {finding.advice}")
+    return line

@@ -1,6 +1,7 @@
 """What `shoal doctor` asks of a machine. Each check looks at one thing and says what to do about it."""
 
 import importlib
+import importlib.util
 import os
 import re
 import shutil
@@ -19,6 +20,8 @@ MODEL_DISK = 300 * MIB  # wheel, model and room to unpack
 PROBE_TIMEOUT_S = 5.0
 TESTED_PYTHON = (3, 11)
 INSTALL = "run `make up` in the checkout, or install shoal[all]"
+
+NVIDIA_DEVICE = Path("/dev/nvidiactl")  # made by the driver
 
 Level = Literal["ok", "warn", "fail"]
 
@@ -101,15 +104,18 @@ def _cpu_flags() -> set[str]:
 
 
 def gpu() -> Finding:
+    """torch takes seconds to load: it is asked only where a driver has made a GPU visible."""
+    if importlib.util.find_spec("torch") is None:
+        return Finding("gpu", "warn", "unknown: torch is not installed", "the worker needs torch, GPU or not")
+    if not NVIDIA_DEVICE.exists():
+        return Finding("gpu", "ok", "none: the worker runs on the CPU")
     try:
-        torch = importlib.import_module(
-            "torch"
-        )  # by name: the worker needs it, the doctor only looks whether it is there
+        torch = importlib.import_module("torch")  # by name: only the worker depends on it
     except (ImportError, OSError):
-        return Finding("gpu", "warn", "unknown: torch does not load", "the worker needs torch, with or without a GPU")
+        return Finding("gpu", "warn", "unknown: torch does not load", "install torch again: the worker needs it")
     if torch.cuda.is_available():
         return Finding("gpu", "ok", ", ".join(torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())))
-    return Finding("gpu", "ok", "none: the worker runs on the CPU")
+    return Finding("gpu", "warn", "one that torch cannot use", "install a torch built for CUDA, or go on with the CPU")
 
 
 def valkey() -> Finding:

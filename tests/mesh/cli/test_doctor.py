@@ -2,6 +2,8 @@
 
 import json
 import socket
+import subprocess
+import sys
 from types import SimpleNamespace
 
 import psutil
@@ -24,12 +26,35 @@ def test_json_lists_every_check_and_agrees_with_the_exit_code(home):
     assert all(finding["advice"] for finding in document["findings"] if finding["level"] != "ok")
 
 
-def test_a_failed_check_is_exit_code_1_with_the_advice_in_the_table(monkeypatch):
+def test_a_failed_check_is_exit_code_1_with_the_advice(monkeypatch):
     broken = machine.Finding("model", "fail", "damaged", "pull it again")
     monkeypatch.setattr(doctor, "examine", lambda: iter([broken]))
     result = CliRunner().invoke(app, ["doctor"])
     assert result.exit_code == 1
     assert "pull it again" in result.stdout
+
+
+def test_a_check_is_shown_as_soon_as_it_ends(monkeypatch):
+    def examine():
+        yield machine.Finding("python", "ok", "3.11")
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(doctor, "examine", examine)
+    assert "3.11" in CliRunner().invoke(app, ["doctor"]).stdout
+
+
+def test_a_package_whose_module_is_gone_fails(monkeypatch):
+    monkeypatch.setattr(dependencies, "required_distributions", lambda: ["rich"])
+    monkeypatch.setattr(dependencies, "_module_by_distribution", lambda: {"rich": "no_such_module"})
+    finding = next(dependencies.findings())
+    assert (finding.check, finding.level, finding.advice) == ("rich", "fail", "install rich again")
+
+
+def test_the_doctor_loads_no_heavy_package():
+    code = "import sys; from mesh.cli import doctor; list(doctor.examine()); print(*sys.modules)"
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    heavy = {"numpy", "tokenizers", "starlette"} | (set() if machine.NVIDIA_DEVICE.exists() else {"torch"})
+    assert set(ran.stdout.split()) & heavy == set()
 
 
 def test_warnings_alone_are_exit_code_0(monkeypatch):
@@ -68,7 +93,7 @@ def test_a_missing_dependency_fails_and_another_version_warns(monkeypatch):
     findings = {finding.check: finding for finding in dependencies.findings()}
     assert findings["no-such-thing"].level == "fail"
     assert (findings["rich"].level, findings["rich"].advice) == ("warn", "tested with 1.0: pip install rich==1.0")
-    assert findings["dependencies"].seen.startswith("1 importable")
+    assert findings["dependencies"].seen.startswith("1 installed")
 
 
 @pytest.mark.parametrize(("free_mib", "level"), [(500, "fail"), (1500, "warn"), (8000, "ok")])
