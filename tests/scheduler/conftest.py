@@ -1,6 +1,7 @@
 """Factories for what the scheduler's policies take, and one real server with workers and gateways that are clients."""
 
 import asyncio
+import contextlib
 import itertools
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
@@ -83,8 +84,10 @@ class FakeWorker:
             self.details = await self._call.details()
 
     async def attach(self, **load: Any) -> "FakeWorker":
+        """Say hello and report. A replica that refuses the hello may end the stream before it takes the report."""
         await self._call.write(pb.WorkerReport(hello=self.hello))
-        await self.report(**({"snapshot": True} | load))
+        with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
+            await self.report(**({"snapshot": True} | load))
         return self
 
     async def report(self, running: tuple[tuple[str, int], ...] = (), **load: Any) -> None:
