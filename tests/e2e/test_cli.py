@@ -112,3 +112,23 @@ def test_a_signal_while_starting_ends_up_and_leaves_no_process(
     assert up.returncode == 0
     assert "Stopped." in said
     assert not left, f"left behind: {left}"
+
+
+@pytest.mark.timeout(150)
+def test_up_without_a_terminal_tells_each_readiness_before_what_to_try(model: str, tmp_path: Path) -> None:
+    (tmp_path / "models").mkdir()
+    (tmp_path / "models" / model).symlink_to(models.find(model).path)
+    env = os.environ | {"SHOAL_HOME": str(tmp_path)}
+    command = [sys.executable, "-m", "mesh.cli.main", "up"]
+    up = subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    try:
+        wait_for(lambda: phase(tmp_path) == "ready" or up.poll() is not None, timeout_s=90)
+        up.send_signal(signal.SIGINT)
+        said, _ = up.communicate(timeout=45)
+    finally:
+        up.kill()
+    lines = said.splitlines()
+    names = ("valkey-0", "scheduler-0", "worker-0", "gateway-0")
+    assert sorted(lines[:4]) == sorted(f"{name} is ready" for name in names)
+    assert lines[4].startswith("HTTP")
+    assert (up.returncode, lines[-1]) == (0, "Stopped.")
