@@ -56,6 +56,11 @@ class WorkerSettings(ModelSettings):
         ge=1,
         description="Most prompt tokens a step computes, over all sequences. Smaller = steadier streams.",
     )
+    prefill_step_ms: int = Field(
+        _DEFAULTS.prefill_step_ms,
+        ge=1,
+        description="Milliseconds that a step with prompt tokens should take; they are fewer where it would take longer.",
+    )
     max_waiting_tokens: int = Field(
         _DEFAULTS.max_waiting_tokens,
         ge=1,

@@ -11,6 +11,7 @@ from gpu_worker.engine.api import Engine, EngineInfo
 from gpu_worker.engine.config import EngineConfig
 from gpu_worker.engine.engine import TorchEngine
 from gpu_worker.engine.kv import BlockPool
+from gpu_worker.engine.pacing import Pace
 from gpu_worker.engine.runner import Runner
 from gpu_worker.engine.schedule import Schedule
 from gpu_worker.engine.sequence import blocks_for
@@ -66,11 +67,12 @@ def assemble(config: EngineConfig, folder: ModelFolder, model: LoadedModel) -> T
         device=config.device,
     )
     runner = Runner(decoder, PagedKv(decoder.kv_shape, total, device, dtype), device, dtype)
-    schedule = Schedule(BlockPool(total), config.max_sequences, config.prefill_chunk)
+    schedule = Schedule(BlockPool(total), config.max_sequences)
+    pace = Pace(config.prefill_chunk, config.prefill_step_ms / 1000)
     admission = Admission(
         config.max_waiting_tokens, config.max_waiting_sequences, config.expected_growth, total, config.kv_promised
     )
-    return TorchEngine(info, runner, schedule, admission)
+    return TorchEngine(info, runner, schedule, admission, pace)
 
 
 def warm_up(engine: Engine) -> None:

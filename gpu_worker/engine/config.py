@@ -16,7 +16,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     kv_share: float = 0.25
     context_tokens: int = 0  # upper limit of prompt + output; 0 = the model's. Never more than the pool holds.
     max_sequences: int = 64  # choices that run in one step
-    prefill_chunk: int = 256  # prompt tokens a step computes, summed over sequences; decodes come on top
+    prefill_chunk: int = 256  # most prompt tokens a step computes, summed over sequences; decodes come on top
+    prefill_step_ms: int = 500  # what a step with prompt tokens should take; they are fewer where it would take longer
     max_waiting_tokens: int = 16_384  # prompt tokens without a place in a step; more are refused with Overloaded
     max_waiting_sequences: int = 256
     expected_growth: float = 0.5  # share of max_tokens that admission reckons each choice will use

@@ -26,6 +26,7 @@ from gpu_worker.engine.api import (
 )
 from gpu_worker.engine.load import load_of
 from gpu_worker.engine.meters import Meters
+from gpu_worker.engine.pacing import Pace
 from gpu_worker.engine.runner import Outcome, Runner
 from gpu_worker.engine.sampler import Sampled
 from gpu_worker.engine.schedule import Schedule
@@ -46,6 +47,7 @@ class TorchEngine:
         runner: Runner,
         schedule: Schedule,
         admission: Admission,
+        pace: Pace,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.info = info
@@ -54,7 +56,8 @@ class TorchEngine:
         self.pool = schedule.pool
         self._admission = admission
         self._clock = clock
-        self._meters = Meters(schedule.prefill_chunk)
+        self._pace = pace
+        self._meters = Meters(pace.most_tokens)
         self._vitality = Vitality(info, runner, schedule.pool)
         self._requests: dict[str, Request] = {}
         self._endings: list[Ending] = []
@@ -111,7 +114,7 @@ class TorchEngine:
         endings, self._endings = self._endings, []
         for ending in endings:
             events += self._finish(ending)
-        pieces, fresh = self._schedule.plan_step()
+        pieces, fresh = self._schedule.plan_step(self._pace.budget)
         for piece in pieces:
             events += self._accept(piece.sequence.request, begin_s)
         self._runner.clear(fresh)
@@ -126,6 +129,7 @@ class TorchEngine:
         if pieces:
             prefill = sum(piece.count for piece in pieces if piece.count > 1)
             self._meters.record(duration_s, prefill, sum(piece.count == 1 for piece in pieces))
+            self._pace.record(duration_s, prefill)
         stored, evicted = self.pool.take_changes()
         return StepResult(
             events=events,

@@ -23,10 +23,9 @@ DEVICE_TIER = 1
 class Schedule:
     """The waiting and the running, and the pool they share."""
 
-    def __init__(self, pool: BlockPool, max_sequences: int, prefill_chunk: int) -> None:
+    def __init__(self, pool: BlockPool, max_sequences: int) -> None:
         self.pool = pool
         self._max_sequences = max_sequences
-        self.prefill_chunk = prefill_chunk
         self.waiting: list[Sequence] = []  # by order
         self.running: list[Sequence] = []  # by order
         self.preemptions = 0
@@ -43,11 +42,13 @@ class Schedule:
         elif sequence in self.waiting:
             self.waiting.remove(sequence)
 
-    def plan_step(self) -> tuple[list[Piece], list[int]]:
-        """This step's work, blocks included, and the blocks among them that are new and need clearing."""
+    def plan_step(self, budget: int) -> tuple[list[Piece], list[int]]:
+        """This step's work, blocks included, and the blocks among them that are new and need clearing.
+
+        `budget` is the most prompt tokens of all sequences together; decodes come on top.
+        """
         self._fresh = []
         pieces: list[Piece] = []
-        budget = self.prefill_chunk
         for decoding in (True, False):
             for sequence in [one for one in self.running if (one.uncomputed == 1) == decoding]:
                 count = 1 if decoding else min(sequence.uncomputed, budget)
