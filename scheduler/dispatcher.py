@@ -15,7 +15,7 @@ from scheduler.fairness import Waiting
 from scheduler.fleet import Fleet
 from scheduler.leases import Adopt, Event, Failed, FailureKind, Finished, Lease, Open, Parked, Refused, State
 from scheduler.lines import Lines, QueueStat
-from scheduler.placement import Ask, Placement, PlacementPolicy, longest_tokens, never_fits, serving
+from scheduler.placement import Ask, Placement, PlacementPolicy, limits_of, never_fits, serving
 from scheduler.queue import QueuePolicy
 from scheduler.reports import Hello, Load
 
@@ -110,7 +110,8 @@ class Dispatcher:
     def _open(self, lease_id: int, event: Open, now: float) -> list[Effect]:
         demand = event.demand
         self._check_new(lease_id)
-        unfit = never_fits(demand, longest_tokens(demand.pins, self.fleet.workers)) if self.settled(now) else None
+        limits = limits_of(demand.pins, demand.choices, self.fleet.workers) if self.settled(now) else None
+        unfit = never_fits(demand, limits)
         if unfit is not None:
             raise unfit
         line = self._lines.line(demand.pins.line)
@@ -264,11 +265,13 @@ class Dispatcher:
         workers = self.fleet.workers
         shapes = {waiting.shape for waiting in self._lines}
         hopeless = self._absence.hopeless(shapes, workers, self._policies.placement, now)
-        longest = {shape: longest_tokens(shape.pins, workers) for shape in shapes}
+        kinds = {(waiting.shape.pins, waiting.choices) for waiting in self._lines}
+        limits = {kind: limits_of(*kind, workers) for kind in kinds}
         causes: list[tuple[Lease, ShoalError]] = []
         for waiting in self._lines:
             lease = self._leases[waiting.lease_id]
-            error = hopeless.get(waiting.shape) or never_fits(lease.demand, longest[waiting.shape])
+            kind = waiting.shape.pins, waiting.choices
+            error = hopeless.get(waiting.shape) or never_fits(lease.demand, limits[kind])
             if error is not None:
                 causes.append((lease, error))
         return causes

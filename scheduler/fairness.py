@@ -28,7 +28,7 @@ class Waiting:
     """One request in a queue. Times are seconds of the clock handed in.
 
     `due_s` = arrival + wait target of its size, so the least slack is the smallest. `overdue_s` = arrival + patience of
-    its priority: from then on it may overtake. `shape` and the two sizes say what room it needs.
+    its priority: from then on it may overtake. `shape`, the two sizes and `choices` say what room it needs.
     """
 
     lease_id: int
@@ -42,6 +42,7 @@ class Waiting:
     blocks: int
     span_tokens: int
     shape: Shape
+    choices: int = 1
 
     @property
     def slack_key(self) -> tuple[float, int]:

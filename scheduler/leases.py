@@ -167,6 +167,7 @@ class Lease:
             prefill_tokens=self.demand.prompt_tokens + self.emitted_tokens,
             blocks=self.demand.blocks(self.emitted_tokens),
             span_tokens=self.demand.span_tokens,
+            choices=self.demand.choices,
             keys=self.demand.block_keys + self.more_keys,
             avoid=self.avoid,
             avoid_domains=self.avoid_domains,

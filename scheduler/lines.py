@@ -5,6 +5,7 @@ next is held for it for the rest of the round, so the smaller ones behind it can
 (backfilling with one reservation; source: Lifka, "The ANL/IBM SP Scheduling System", 1995).
 """
 
+import logging
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
@@ -14,10 +15,11 @@ from scheduler.demand import class_name
 from scheduler.fairness import Shape, Waiting
 from scheduler.placement import Ask, Placement, PlacementPolicy, place, roomiest, spare_blocks
 from scheduler.queue import Line, QueuePolicy
-from scheduler.registry import Registry
+from scheduler.registry import Mask, Registry
 
 # Failed placements after which a round ends; only different shapes and ever smaller requests count as different.
 MOST_MISSES = 64
+log = logging.getLogger("shoal.scheduler")
 
 
 @dataclass(slots=True)
@@ -29,18 +31,19 @@ class Misses:
 
     spare: float
     count: int = 0
-    _needs: dict[Shape, list[tuple[float, int]]] = field(default_factory=dict)
+    _needs: dict[Shape, list[tuple[float, int, int]]] = field(default_factory=dict)
 
     def add(self, waiting: Waiting) -> None:
         self.count += 1
         # Too many blocks for anybody: so are all that need more than there are, however short.
-        need = (self.spare + 1, 0) if waiting.blocks > self.spare else (waiting.blocks, waiting.span_tokens)
+        too_many = waiting.blocks > self.spare
+        need = (self.spare + 1, 0, 0) if too_many else (waiting.blocks, waiting.span_tokens, waiting.choices)
         self._needs.setdefault(waiting.shape, []).append(need)
 
     def cover(self, waiting: Waiting) -> bool:
         """Whether something of the same shape that needs no more than this was tried in vain."""
-        for blocks, span in self._needs.get(waiting.shape, ()):
-            if waiting.blocks >= blocks and waiting.span_tokens >= span:
+        for blocks, span, choices in self._needs.get(waiting.shape, ()):
+            if waiting.blocks >= blocks and waiting.span_tokens >= span and waiting.choices >= choices:
                 return True
         return False
 
@@ -95,7 +98,7 @@ class Lines:
         held = np.zeros(len(workers.rows), np.bool_)
         while misses.count < MOST_MISSES and (waiting := line.pick(now, misses.cover)) is not None:
             ask = ask_of(waiting)
-            placement = place(ask, workers, self._placement, now, held)
+            placement = self._placed(ask, workers, now, held)
             if placement is not None:
                 line.take(waiting, now)
                 yield waiting, placement
@@ -105,6 +108,14 @@ class Lines:
                 slot = roomiest(ask, workers, self._placement, now)
                 if slot is not None:
                     held[slot] = True
+
+    def _placed(self, ask: Ask, workers: Registry, now: float, held: Mask) -> Placement | None:
+        """Where to run it. One whose numbers cannot be reckoned with fits nowhere, and the others have their turn."""
+        try:
+            return place(ask, workers, self._placement, now, held)
+        except (ArithmeticError, ValueError):
+            log.exception("a request could not be placed")
+            return None
 
     def stats(self, now: float) -> list[QueueStat]:
         """What waits, by class; for the gateways and the metrics."""

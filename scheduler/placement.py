@@ -45,6 +45,7 @@ class Ask:
     prefill_tokens: int
     blocks: int
     span_tokens: int
+    choices: int = 1
     keys: Sequence[bytes] = ()
     avoid: frozenset[str] = frozenset()
     avoid_domains: frozenset[str] = frozenset()
@@ -130,11 +131,17 @@ def _takes_more(rows: NDArray[np.void], policy: PlacementPolicy) -> Mask:
     return mask
 
 
+def _holds(ask: Ask, rows: NDArray[np.void]) -> Mask:
+    """Workers that are large enough, were they idle."""
+    mask: Mask = (rows["capacity_tokens"] >= ask.span_tokens) & (rows["max_sequences"] >= ask.choices)
+    return mask
+
+
 def _has_room(ask: Ask, workers: Registry, policy: PlacementPolicy) -> Mask:
     rows = workers.rows
     mask: Mask = (
         _takes_more(rows, policy)
-        & (rows["capacity_tokens"] >= ask.span_tokens)
+        & _holds(ask, rows)
         # One that needs more than the whole pool (many choices) runs when it has the pool to itself.
         & (uncommitted_blocks(rows) >= np.minimum(ask.blocks, rows["total_blocks"]))
     )
@@ -170,7 +177,9 @@ def _expected_ms(ask: Ask, rows: NDArray[np.void], cached: Floats, policy: Place
         uncached = uncached - fetched
     # The last prompt token is always computed: its logits are the answer's first.
     uncached = np.maximum(uncached, 1.0)
-    return uncached, _queued_ms(rows, policy) + uncached / rate * 1_000 + fetch_ms + rows["median_step_ms"]
+    expected = _queued_ms(rows, policy) + uncached / rate * 1_000 + fetch_ms + rows["median_step_ms"]
+    # What cannot be compared comes last: a NaN would win every argmin and equal nobody, itself included.
+    return uncached, np.where(np.isnan(expected), np.inf, expected)
 
 
 def _choose(
@@ -192,27 +201,42 @@ def _choose(
 def roomiest(ask: Ask, workers: Registry, policy: PlacementPolicy, now: float) -> int | None:
     """The worker on which a request that fits nowhere now is likeliest to fit next; None if none could ever."""
     rows = workers.rows
-    able = usable(serving(ask, workers), workers, policy, now) & (rows["capacity_tokens"] >= ask.span_tokens)
+    able = usable(serving(ask, workers), workers, policy, now) & _holds(ask, rows)
     slots = np.flatnonzero(able)
     if not len(slots):
         return None
     return int(slots[np.argmax(uncommitted_blocks(rows[slots]))])
 
 
-def longest_tokens(pins: Pins, workers: Registry) -> int | None:
-    """Longest sequence that any attached worker of this kind could hold; None if there is no such worker."""
-    mask = workers.matching(pins)
-    return int(workers.rows["capacity_tokens"][mask].max()) if mask.any() else None
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """The most that attached workers of a kind hold: choices, and tokens of one sequence among so many choices."""
+
+    tokens: int
+    choices: int
 
 
-def never_fits(demand: Demand, most: int | None) -> InvalidRequest | None:
-    """What to change in a request that cannot be held where `most` tokens is the longest; None if it can."""
+def limits_of(pins: Pins, choices: int, workers: Registry) -> Limits | None:
+    """Limits for a request of that many choices; None if there is no such worker."""
+    rows = workers.rows[workers.matching(pins)]
+    if not len(rows):
+        return None
+    able = rows[rows["max_sequences"] >= choices]
+    return Limits(int(able["capacity_tokens"].max(initial=0)), int(rows["max_sequences"].max()))
+
+
+def never_fits(demand: Demand, most: Limits | None) -> InvalidRequest | None:
+    """What to change in a request that exceeds the limits; None if it can be held, or nothing is known."""
     if most is None:
         return None
-    if demand.prompt_tokens >= most:
-        text = f"the prompt has {demand.prompt_tokens} tokens; {demand.pins.model} takes at most {most - 1}"
+    model = demand.pins.model
+    if demand.choices > most.choices:
+        text = f"{demand.choices} choices were asked for; {model} runs at most {most.choices}"
+        return InvalidRequest(text, field="choices")
+    if demand.prompt_tokens >= most.tokens:
+        text = f"the prompt has {demand.prompt_tokens} tokens; {model} takes at most {most.tokens - 1}"
         return InvalidRequest(text, field="prompt")
-    if demand.span_tokens > most:
-        text = f"prompt and max_tokens come to {demand.span_tokens} tokens; {demand.pins.model} holds at most {most}"
+    if demand.span_tokens > most.tokens:
+        text = f"prompt and max_tokens come to {demand.span_tokens} tokens; {model} holds at most {most.tokens}"
         return InvalidRequest(text, field="max_tokens")
     return None

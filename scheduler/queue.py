@@ -64,6 +64,7 @@ class QueuePolicy:
             blocks=demand.blocks(emitted_tokens),
             span_tokens=demand.span_tokens,
             shape=Shape(demand.pins, avoid),
+            choices=demand.choices,
         )
 
 

@@ -13,6 +13,7 @@ from opentelemetry import trace
 
 from mesh.errors import ShoalError
 from mesh.server import InFlight
+from scheduler.bounds import uint32
 from scheduler.dispatcher import Dispatcher
 from scheduler.effects import Disconnected, Effect, Ended, Granted, SnapshotOrdered, Voted
 from scheduler.leases import Failed
@@ -224,7 +225,7 @@ class SchedulerService(rpc.SchedulerServiceServicer):
             pb.WorkerState(
                 hello=attached.hello,
                 load=attached.load,
-                age_ms=round((now - attached.reported_s) * 1_000) if attached.load is not None else 0,
+                age_ms=uint32((now - attached.reported_s) * 1_000) if attached.load is not None else 0,
                 charged_tokens=self._dispatcher.fleet.ledger.cost_of(attached.hello.worker_id),
             )
             for attached in self._streams.attached.values()

@@ -2,6 +2,7 @@
 
 from mesh.blocks import BLOCK_TOKENS, FORMAT_VERSION, KEY_BYTES
 from mesh.errors import InvalidRequest, Mismatch
+from scheduler.bounds import check_attempt, check_choices, check_rate, uint32, waited_s
 from scheduler.demand import Demand, Pins, Priority
 from scheduler.effects import Granted, Voted
 from scheduler.leases import Adopt, Event, Failed, FailureKind, Finished, Open, Parked, Refused, RefusedCause
@@ -32,6 +33,7 @@ def _demand_of(demand: pb.Demand, event: str) -> Demand:
             raise InvalidRequest(f"{name} is empty", field=f"{event}.demand.{name}")
     if not demand.prompt_tokens:
         raise InvalidRequest("a prompt has at least one token", field=f"{event}.demand.prompt_tokens")
+    check_choices(demand.choices, f"{event}.demand.choices")
     most = max(demand.max_tokens, 1)
     return Demand(
         request_id=meta.request_id,
@@ -49,7 +51,7 @@ def _demand_of(demand: pb.Demand, event: str) -> Demand:
         max_tokens=most,
         expected_tokens=min(demand.expected_tokens or most, most),
         priority=_PRIORITIES.get(meta.priority, Priority.NORMAL),
-        choices=max(demand.choices, 1),
+        choices=demand.choices,
         block_keys=_keys(demand.block_keys, f"{event}.demand.block_keys"),
         session_id=demand.session_id,
     )
@@ -60,9 +62,10 @@ def event_of(message: pb.LeaseEvent) -> Event | None:
     match message.WhichOneof("event"):
         case "open":
             opening = message.open
+            check_attempt(opening.last_attempt, "open.last_attempt")
             return Open(
                 _demand_of(opening.demand, "open"),
-                opening.waited_ms / 1_000,
+                waited_s(opening.waited_ms),
                 opening.emitted_tokens,
                 frozenset(opening.avoid),
                 opening.last_attempt,
@@ -92,12 +95,13 @@ def _adopt_of(adopt: pb.Adopt) -> Adopt:
     for name, value in (("worker.worker_id", adopt.worker.worker_id), ("attempt", adopt.attempt)):
         if not value:
             raise InvalidRequest(f"adopt: {name} is not set", field=f"adopt.{name}")
+    check_attempt(adopt.attempt, "adopt.attempt")
     return Adopt(
         _demand_of(adopt.demand, "adopt"),
         adopt.worker.worker_id,
         adopt.worker.address,
         adopt.attempt,
-        adopt.waited_ms / 1_000,
+        waited_s(adopt.waited_ms),
         adopt.emitted_tokens,
         frozenset(adopt.avoid),
     )
@@ -108,9 +112,9 @@ def grant_of(granted: Granted, scheduler_id: str) -> pb.Grant:
     return pb.Grant(
         worker=pb.WorkerRef(worker_id=granted.worker_id, address=granted.address),
         attempt=granted.attempt,
-        waited_ms=round(granted.waited_s * 1_000),
+        waited_ms=uint32(granted.waited_s * 1_000),
         queue_class=granted.queue_class,
-        ahead=granted.ahead,
+        ahead=uint32(granted.ahead),
         candidates=[_candidate_of(candidate) for candidate in granted.candidates],
         reason=granted.reason,
         scheduler_id=scheduler_id,
@@ -155,7 +159,14 @@ def hello_of(hello: pb.Hello) -> Hello:
 
 
 def load_of(load: pb.Load) -> Load:
-    """A worker's Load. Block events of the shared tier are not a worker's and are left out."""
+    """A worker's Load. Block events of the shared tier are not a worker's and are left out.
+
+    Raises InvalidRequest, naming the field, for a rate that is no number: placement would compare others with it.
+    """
+    for name in ("prefill_tokens_per_s", "decode_tokens_per_s", "median_step_ms"):
+        check_rate(getattr(load, name), f"load.{name}")
+    for rate in load.tier_rates:
+        check_rate(rate.tokens_per_s, "load.tier_rates.tokens_per_s")
     changes = [
         BlockChange(_TIERS[b.tier], _keys(b.stored, "load.blocks.stored"), _keys(b.evicted, "load.blocks.evicted"))
         for b in load.blocks
@@ -199,8 +210,8 @@ def queue_state_of(stat: QueueStat) -> pb.QueueState:
     """One class of one line, as gateways see it."""
     return pb.QueueState(
         queue_class=stat.queue_class,
-        waiting=stat.waiting,
-        oldest_ms=round(stat.oldest_s * 1_000),
+        waiting=uint32(stat.waiting),
+        oldest_ms=uint32(stat.oldest_s * 1_000),
         model=stat.model,
         pool=stat.pool,
         cost=stat.cost,

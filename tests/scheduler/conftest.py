@@ -91,9 +91,10 @@ class FakeWorker:
         return self
 
     async def report(self, running: tuple[tuple[str, int], ...] = (), **load: Any) -> None:
-        values = {"seq": next(self._seq), "free_blocks": self.hello.total_blocks, "healthy": True} | load
+        values = {"seq": next(self._seq), "free_blocks": self.hello.total_blocks, "healthy": True}
+        values |= {"prefill_tokens_per_s": 1_000} | load
         runs = [pb.Running(request_id=request_id, attempt=attempt) for request_id, attempt in running]
-        await self._call.write(pb.WorkerReport(load=pb.Load(running=runs, prefill_tokens_per_s=1_000, **values)))
+        await self._call.write(pb.WorkerReport(load=pb.Load(running=runs, **values)))
 
     def skip_a_report(self) -> None:
         next(self._seq)
@@ -175,7 +176,7 @@ class Mesh:
 
     def demand(self, request_id: str = "r1", **given: Any) -> pb.Demand:
         meta = types.RequestMeta(request_id=request_id, tenant="a", model=given.pop("model", MODEL))
-        values = {"prompt_tokens": 32, "max_tokens": 32, "tokenizer_digest": b"t"} | given
+        values = {"prompt_tokens": 32, "max_tokens": 32, "choices": 1, "tokenizer_digest": b"t"} | given
         return pb.Demand(meta=meta, **values)
 
     async def open(self, request_id: str = "r1", **given: Any) -> FakeGateway:

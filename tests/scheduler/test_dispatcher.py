@@ -670,3 +670,14 @@ class Mesh(RuleBasedStateMachine):
 
 Mesh.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
 TestNothingIsLost = Mesh.TestCase
+
+
+def test_a_request_whose_numbers_cannot_be_reckoned_with_stops_no_other(make) -> None:
+    dispatcher = make.dispatcher()
+    dispatcher.attach(1, make.hello(), 0)
+    dispatcher.load(1, make.load(), 0)
+    absurd = make.demand("absurd", expected_tokens=1 << 80)
+    assert dispatcher.handle(1, Open(absurd), 0) == []
+    effects = dispatcher.handle(2, Open(make.demand("good")), 0)
+    assert [effect.lease_id for effect in effects] == [2]
+    assert dispatcher.tick(0.1) == []

@@ -15,9 +15,10 @@ from scheduler.placement import (
     Ask,
     Placement,
     PlacementPolicy,
-    longest_tokens,
+    limits_of,
     never_fits,
     place,
+    roomiest,
     serving,
 )
 from scheduler.prefixes import Tier
@@ -212,13 +213,44 @@ def test_what_can_never_fit_is_told_which_field_to_change(add, workers, make, pr
     add("small", hello={"context_tokens": 512})
     add("large", hello={"context_tokens": 2048})
     demand = make.demand(prompt_tokens=prompt, max_tokens=most, expected_tokens=1)
-    error = never_fits(demand, longest_tokens(demand.pins, workers))
+    error = never_fits(demand, limits_of(demand.pins, demand.choices, workers))
     assert (error.field if error else None) == field
+
+
+def test_choices_and_length_must_fit_the_same_worker(add, workers, make) -> None:
+    add("wide", hello={"context_tokens": 512, "max_sequences": 16})
+    add("long", hello={"context_tokens": 2048, "max_sequences": 4})
+
+    def field(choices: int, most: int) -> str | None:
+        demand = make.demand(choices=choices, max_tokens=most)
+        error = never_fits(demand, limits_of(demand.pins, choices, workers))
+        return error.field if error else None
+
+    assert field(17, 1) == "choices"
+    assert field(16, 1_000) == "max_tokens"
+    assert field(16, 100) is None
+    assert field(4, 1_000) is None
+
+
+def test_a_worker_gets_no_more_choices_than_it_runs_at_once(add, ask, workers) -> None:
+    add("narrow", hello={"max_sequences": 2})
+    assert chosen(replace(ask, choices=3), workers) is None
+    assert roomiest(replace(ask, choices=3), workers, POLICY, 0) is None
+    add("wide", hello={"max_sequences": 3})
+    assert chosen(replace(ask, choices=3), workers) == "wide"
+
+
+def test_a_worker_whose_numbers_cannot_be_compared_comes_last(add, ask, workers) -> None:
+    odd = add("odd")
+    workers.rows[odd.slot]["median_step_ms"] = np.nan
+    assert chosen(ask, workers) == "odd"
+    add("even", median_step_ms=50.0)
+    assert chosen(ask, workers) == "even"
 
 
 def test_nothing_is_known_of_a_model_without_workers(workers, make) -> None:
     demand = make.demand(prompt_tokens=10**6)
-    assert never_fits(demand, longest_tokens(demand.pins, workers)) is None
+    assert never_fits(demand, limits_of(demand.pins, demand.choices, workers)) is None
 
 
 def test_slots_are_reused_and_grow_with_the_workers(add, ask, workers) -> None:

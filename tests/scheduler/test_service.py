@@ -1,6 +1,7 @@
 """The service over real gRPC: workers and gateways are clients, every promise of scheduler.proto is kept."""
 
 import asyncio
+import math
 
 import grpc
 import pytest
@@ -10,6 +11,7 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from mesh.errors import error_of
+from scheduler.absence import AbsencePolicy
 from scheduler.breaker import State
 from scheduler.queue import QueuePolicy
 from shoal.scheduler.v1 import scheduler_pb2 as pb
@@ -172,6 +174,10 @@ async def test_a_full_queue_ends_the_lease_with_a_delay_in_the_status(mesh_with,
         ({"prompt_tokens": 0}, "open.demand.prompt_tokens"),
         ({"block_keys": b"short"}, "open.demand.block_keys"),
         ({"model": ""}, "open.demand.meta.model"),
+        ({"choices": 0}, "open.demand.choices"),
+        ({"choices": 9}, "choices"),
+        ({"choices": 4294967295}, "open.demand.choices"),
+        ({"last_attempt": 4294967295}, "open.last_attempt"),
     ],
 )
 async def test_what_can_never_run_is_invalid_and_names_its_field(mesh, demand, field) -> None:
@@ -179,6 +185,12 @@ async def test_what_can_never_run_is_invalid_and_names_its_field(mesh, demand, f
     status = await (await mesh.open(**demand)).end()
     assert status.code() is grpc.StatusCode.INVALID_ARGUMENT
     assert error_of(status).field == field
+
+
+async def test_too_many_choices_are_refused_before_the_replica_has_settled(mesh_with) -> None:
+    async with mesh_with(absence=AbsencePolicy(settle_s=60)) as mesh:
+        status = await (await mesh.open(choices=1_025)).end()
+        assert error_of(status).field == "open.demand.choices"
 
 
 async def test_an_event_out_of_order_is_invalid_and_gives_the_place_back(mesh, eventually) -> None:
@@ -229,6 +241,25 @@ async def test_a_worker_whose_blocks_are_not_the_meshs_is_a_mismatch(mesh, event
     worker = await mesh.stranger(geometry=pb.Geometry(block_tokens=32))
     await eventually(lambda: worker.ended)
     assert worker.ended is grpc.StatusCode.FAILED_PRECONDITION
+
+
+@pytest.mark.parametrize(
+    ("load", "field"),
+    [
+        ({"prefill_tokens_per_s": math.nan}, "load.prefill_tokens_per_s"),
+        ({"decode_tokens_per_s": math.inf}, "load.decode_tokens_per_s"),
+        ({"median_step_ms": -1.0}, "load.median_step_ms"),
+        ({"tier_rates": [pb.TierRate(tier=types.KV_TIER_HOST, tokens_per_s=math.nan)]}, "load.tier_rates.tokens_per_s"),
+    ],
+)
+async def test_a_rate_that_is_no_number_ends_its_workers_stream_only(mesh, eventually, load, field) -> None:
+    await mesh.worker("good")
+    bad = await mesh.worker("bad")
+    await bad.report(**load)
+    await eventually(lambda: bad.ended)
+    assert bad.ended is grpc.StatusCode.INVALID_ARGUMENT
+    assert field in bad.details
+    assert (await (await mesh.open()).grant()).worker.worker_id == "good"
 
 
 async def test_a_gap_in_the_sequence_orders_a_snapshot(mesh, eventually) -> None:
@@ -292,6 +323,17 @@ async def test_watch_load_tells_at_once_then_on_change_then_each_second(mesh) ->
     await worker.close()
     while (await watch.read()).workers:
         pass
+    watch.cancel()
+
+
+async def test_an_absurd_wait_counts_as_a_day_and_the_watchers_go_on(mesh, eventually) -> None:
+    await mesh.worker(load=BUSY)
+    await mesh.open(waited_ms=4294967295)
+    await eventually(lambda: mesh.waiting() == 1)
+    watch = mesh.stub.WatchLoad(pb.WatchLoadRequest(), timeout=10)
+    for _ in range(2):
+        (queue,) = (await watch.read()).queues
+        assert 86_400_000 <= queue.oldest_ms < 86_500_000
     watch.cancel()
 
 
