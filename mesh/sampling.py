@@ -12,6 +12,8 @@ from shoal.types.v1 import types_pb2
 MAX_TOP_LOGPROBS = 20
 MAX_STOP_TOKEN_IDS = 64
 MAX_LOGIT_BIAS = 1024
+# Logits are divided by it: far smaller ones would leave the range of fp32. This is 0.01 as the wire's fp32 rounds it.
+LEAST_REPETITION_PENALTY = 0.009999999776482582
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,8 +44,6 @@ class Sampling:
             _in_range(name, getattr(self, name), low, high)
         if not 0 < self.top_p <= 1:
             raise InvalidRequest(f"top_p must be above 0 and at most 1, not {self.top_p}", field="top_p")
-        if not 0 < self.repetition_penalty <= 2:
-            raise InvalidRequest("repetition_penalty must be above 0 and at most 2", field="repetition_penalty")
         if self.max_tokens < 1:
             raise InvalidRequest(f"max_tokens must be at least 1, not {self.max_tokens}", field="max_tokens")
         if not 0 <= self.min_tokens <= self.max_tokens:
@@ -70,6 +70,7 @@ _RANGES = (
     ("min_p", 0.0, 1.0),
     ("presence_penalty", -2.0, 2.0),
     ("frequency_penalty", -2.0, 2.0),
+    ("repetition_penalty", LEAST_REPETITION_PENALTY, 2.0),
     ("top_logprobs", 0, MAX_TOP_LOGPROBS),
 )
 

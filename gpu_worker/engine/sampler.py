@@ -57,10 +57,12 @@ def _mix(x: int) -> int:
 
 def sample(logits: torch.Tensor, rows: Sequence[Row]) -> list[Sampled | None]:
     """Choose one token per row of logits [R, V] (fp32; changed in place). None where a row holds no usable number."""
-    usable = torch.isfinite(logits.amax(dim=-1)).tolist()  # NaN and +inf show in the maximum
+    finite = torch.isfinite(logits.amax(dim=-1))  # NaN and +inf show in the maximum
     raw = {i: logits[i].log_softmax(dim=-1) for i, row in enumerate(rows) if row.sampling.top_logprobs is not None}
     for i, row in enumerate(rows):
         _adjust(logits[i], row)
+    # Once more: penalties may leave the range of fp32, and before them is not enough, for a mask may hide a +inf.
+    usable = (finite & torch.isfinite(logits.amax(dim=-1))).tolist()
     tokens = logits.argmax(dim=-1).tolist()
     drawn = [i for i, row in enumerate(rows) if row.sampling.temperature > 0 and usable[i]]
     if drawn:
@@ -109,6 +111,7 @@ def _draw(logits: torch.Tensor, rows: Sequence[Row]) -> list[int]:
     cumulative = probabilities.cumsum(dim=-1, dtype=torch.float64)
     total = cumulative[:, -1:]
     numbers = [uniform(row.sampling.seed or 0, row.choice, row.position) for row in rows]
+    # Below the total, whatever the rounding: so the search ends at the last token with a share, never past it.
     target = torch.minimum(column(numbers, torch.float64) * total, torch.nextafter(total, torch.zeros_like(total)))
     chosen: list[int] = torch.searchsorted(cumulative, target, right=True)[:, 0].tolist()
     return chosen

@@ -34,6 +34,8 @@ VOCABULARY = 1000
         ("presence_penalty", 2.5),
         ("frequency_penalty", -2.5),
         ("repetition_penalty", 0.0),
+        ("repetition_penalty", 1e-38),
+        ("repetition_penalty", math.nan),
         ("top_logprobs", 1_000_000),
         ("logit_bias", {191_222: -100.0}),
         ("logit_bias", {1: 101.0}),
@@ -52,6 +54,12 @@ def test_a_value_no_step_could_honour_is_refused_by_name(field: str, value: obje
 @pytest.mark.parametrize("temperature", [0.0, 1e-9, 2.0])
 def test_edge_values_that_can_be_honoured_are_taken(temperature: float) -> None:
     Sampling(max_tokens=1, temperature=temperature, seed=(1 << 64) - 1).check(VOCABULARY)
+
+
+def test_the_least_repetition_penalty_is_taken_before_the_wire_and_after_it() -> None:
+    sampling = Sampling(max_tokens=1, repetition_penalty=0.01)
+    for each in (sampling, from_proto(to_proto(sampling))):
+        each.check(VOCABULARY)
 
 
 floats = st.floats(0, 2, width=32)

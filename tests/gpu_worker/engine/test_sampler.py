@@ -106,3 +106,19 @@ def test_greedy_random_and_adjusted_rows_share_a_batch():
     rows = [row(temperature=0.0), row(temperature=1.0, position=5), row(temperature=0.0, logit_bias={3: 50.0})]
     together = [result.token for result in sample(torch.tensor([LOGITS] * 3), rows)]
     assert together == [sample(torch.tensor([LOGITS]), [single])[0].token for single in rows]
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_row_whose_penalty_leaves_the_range_of_numbers_fails_alone(temperature):
+    logits = torch.tensor([LOGITS, LOGITS])
+    overflowing = row(temperature=temperature, repetition_penalty=1e-39, seen=[0])
+    results = sample(logits, [overflowing, row(temperature=temperature)])
+    assert results[0] is None
+    assert results[1] is not None
+
+
+def test_the_highest_number_draws_the_last_token_with_a_share(monkeypatch):
+    monkeypatch.setattr("gpu_worker.engine.sampler.uniform", lambda *_: 1 - 2**-53)
+    assert one(temperature=1.0) == 4
+    assert one(temperature=1.0, top_k=2) == 1
+    assert one([0.0] * 50_000 + [-math.inf] * 3, temperature=1.0) == 49_999
