@@ -79,10 +79,9 @@ class _Exchange:
 
     async def run(self, scope: Scope, receive: Receive) -> None:
         headers = Headers(scope=scope)
-        if not _is_json(headers.get("content-type")):
+        if (unsupported := _unsupported(headers)) is not None:
             self.outcome = "415"
-            problem = plain_error("the body must be JSON: set Content-Type: application/json", "unsupported_media_type")
-            await self._reply.whole(415, problem)
+            await self._reply.whole(415, plain_error(unsupported, "unsupported_media_type"))
             return
         try:
             async with self._core.admitted():
@@ -122,6 +121,15 @@ class _Exchange:
         self.outcome = str(status_of(error))
         self._trace.failed(error)
         await self._reply.error(error)
+
+
+def _unsupported(headers: Headers) -> str | None:
+    """Why a body with such headers is not read, if it is not."""
+    if not _is_json(headers.get("content-type")):
+        return "the body must be JSON: set Content-Type: application/json"
+    if any(value.strip().lower() not in ("", "identity") for value in headers.getlist("content-encoding")):
+        return "the body must be sent as it is: no Content-Encoding but identity is supported"
+    return None
 
 
 def _is_json(content_type: str | None) -> bool:

@@ -27,7 +27,7 @@ def build_app(core: Core, limits: HttpLimits) -> Starlette:
     plain = _Plain(core)
     chat = Endpoint("chat", msgspec.json.Decoder(ChatBody), ChatFormat)
     completion = Endpoint("text_completion", msgspec.json.Decoder(CompletionBody), CompletionFormat)
-    return Starlette(
+    app = Starlette(
         routes=[
             Route("/v1/chat/completions", Answering(core, limits, chat), methods=["POST"]),
             Route("/v1/completions", Answering(core, limits, completion), methods=["POST"]),
@@ -39,6 +39,8 @@ def build_app(core: Core, limits: HttpLimits) -> Starlette:
         ],
         exception_handlers={HTTPException: _http_problem, ShoalError: _problem, Exception: _bug},
     )
+    app.router.redirect_slashes = False  # it would send a client to whatever its Host header says
+    return app
 
 
 class _Plain:

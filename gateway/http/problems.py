@@ -49,7 +49,9 @@ def parse(decoder: "msgspec.json.Decoder[T]", body: bytes) -> T:
         return decoder.decode(body)
     except msgspec.ValidationError as error:
         raise _wrong_field(str(error)) from None
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+    except RecursionError:
+        raise InvalidRequest("the body is nested too deeply", code="invalid_json") from None
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise InvalidRequest(f"the body is not JSON: {error}", code="invalid_json") from None
 
 

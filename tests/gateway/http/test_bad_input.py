@@ -65,7 +65,10 @@ FIELDS = [
     (CHAT, {"min_tokens": 9, "max_tokens": 8}, "min_tokens"),
     (CHAT, {"presence_penalty": 3}, "presence_penalty"),
     (CHAT, {"repetition_penalty": 0}, "repetition_penalty"),
+    (CHAT, {"repetition_penalty": 1e-38}, "repetition_penalty"),
     (CHAT, {"priority": "urgent"}, "priority"),
+    (CHAT, {"priority": ""}, "priority"),
+    (TEXT, {"priority": ""}, "priority"),
     (CHAT, {"session_id": "s" * 129}, "session_id"),
     (CHAT, {"response_format": {"type": "json_object"}}, "response_format"),
     (CHAT, {"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools"),
@@ -150,10 +153,27 @@ async def test_wrong_method_path_and_media_type_have_openais_shape(mesh):
         for reply, status in [
             (await client.get(CHAT), 405),
             (await client.post("/v1/images", json={}), 404),
+            (await client.post(f"{CHAT}/", json=body_of(CHAT, {})), 404),
             (await client.post(CHAT, content=b"a=b", headers={"content-type": "text/plain"}), 415),
         ]:
             assert reply.status_code == status
             assert reply.json()["error"]["type"] == "invalid_request_error"
+
+
+@pytest.mark.parametrize("encoding", ["gzip", "br", "identity, gzip"])
+async def test_a_compressed_body_is_a_415_that_says_so(mesh, encoding):
+    async with mesh.http() as client:
+        reply = await client.post(CHAT, json=body_of(CHAT, {}), headers={"content-encoding": encoding})
+        plain = await client.post(CHAT, json=body_of(CHAT, {"n": 0}), headers={"content-encoding": "identity"})
+    assert (reply.status_code, "Content-Encoding" in reply.json()["error"]["message"]) == (415, True)
+    assert plain.json()["error"]["param"] == "n"
+
+
+async def test_a_body_nested_too_deeply_is_a_400_that_says_so(mesh):
+    raw = f'{{"model": "{MODEL}", "messages": [], "metadata": {"[" * 3000}{"]" * 3000}}}'
+    async with mesh.http() as client:
+        reply = await client.post(CHAT, content=raw.encode())
+    assert (reply.status_code, "nested too deeply" in reply.json()["error"]["message"]) == (400, True)
 
 
 async def test_the_edges_of_max_tokens_and_context_have_one_answer_each(mesh, play, eventually):
