@@ -18,6 +18,7 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from mesh.errors import Unavailable, errors_as_status
+from mesh.malformed import RefuseMalformed
 from mesh.settings import SettingsError
 from shoal.channel import server_options
 
@@ -86,7 +87,7 @@ class Server:
         self.in_flight = in_flight or InFlight()
         self._names = tuple(services)
         self._health = health.aio.HealthServicer()
-        self._server = grpc.aio.server(interceptors=list(interceptors), options=server_options())
+        self._server = grpc.aio.server(interceptors=[*interceptors, RefuseMalformed()], options=server_options())
         for add in services.values():
             add(self._server)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
