@@ -46,6 +46,7 @@ class Admission:
     max_waiting_sequences: int
     expected_growth: float  # share of max_tokens a choice is reckoned to use
     total_blocks: int
+    max_sequences: int  # choices that run in one step
     promised: float = 1.0  # share of the pool that may be promised; what is lacking later costs preemptions
 
     def expected_blocks(self, request: Request) -> int:
@@ -58,7 +59,14 @@ class Admission:
         return min(self.total_blocks, blocks_for(prompt) + growth)
 
     def admit(self, request: Request, present: list[Request], waiting: list[Sequence], tokens_per_s: float) -> None:
-        """Raise Overloaded if the request would wait too long for its turn or its blocks."""
+        """Raise Overloaded if the request would wait too long for its turn or its blocks.
+
+        Raises InvalidRequest for more choices than one step runs: they would have the engine to themselves for several
+        turns, and everybody else would wait behind them.
+        """
+        if len(request.sequences) > self.max_sequences:
+            message = f"{len(request.sequences)} choices are more than the {self.max_sequences} that run at once here"
+            raise InvalidRequest(message, field="choices")
         if not present:
             return
         rate = tokens_per_s or UNKNOWN_RATE

@@ -70,7 +70,12 @@ def assemble(config: EngineConfig, folder: ModelFolder, model: LoadedModel) -> T
     schedule = Schedule(BlockPool(total), config.max_sequences)
     pace = Pace(config.prefill_chunk, config.prefill_step_ms / 1000)
     admission = Admission(
-        config.max_waiting_tokens, config.max_waiting_sequences, config.expected_growth, total, config.kv_promised
+        config.max_waiting_tokens,
+        config.max_waiting_sequences,
+        config.expected_growth,
+        total,
+        config.max_sequences,
+        config.kv_promised,
     )
     return TorchEngine(info, runner, schedule, admission, pace)
 

@@ -25,6 +25,8 @@ BAD = [
     ({"adapter": "lora"}, "adapter"),
     ({"choices": []}, "choices"),
     ({"choices": [ChoicePlan(0), ChoicePlan(0)]}, "choices"),
+    ({"choices": [ChoicePlan(index) for index in range(65)]}, "choices"),
+    ({"choices": [ChoicePlan(index) for index in range(5_000)]}, "choices"),
     ({"choices": [ChoicePlan(0, [97])]}, "emitted_ids"),
 ]
 
@@ -41,6 +43,16 @@ def test_what_can_never_run_is_refused_by_name_and_neighbours_go_on(lab, answers
     lab.finish(engine, answers)
     assert len(answers.ids["good", 0]) == 8
     assert {event.request_id for event in answers.events} == {"good"}
+
+
+def test_more_choices_than_run_in_one_step_are_refused_by_an_idle_engine_too(lab, answers):
+    engine = lab.engine(max_sequences=2)
+    with pytest.raises(InvalidRequest) as raised:
+        engine.submit(lab.plan("three", choices=[ChoicePlan(index) for index in range(3)]))
+    assert raised.value.field == "choices"
+    assert not engine.has_work()
+    engine.submit(lab.plan("two", choices=[ChoicePlan(index) for index in range(2)]))
+    assert len(lab.finish(engine, answers).ends) == 2
 
 
 def test_more_waiting_tokens_than_allowed_are_refused_with_a_time(lab):

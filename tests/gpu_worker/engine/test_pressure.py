@@ -29,7 +29,7 @@ def traffic(lab):
         @initialize(blocks=st.integers(6, 14), chunk=st.sampled_from([5, 16, 64]), most=st.integers(1, 5))
         def start(self, blocks, chunk, most):
             self.engine = lab.engine(blocks=blocks, prefill_chunk=chunk, max_sequences=most)
-            self.answers = lab.answers()
+            self.answers, self.most = lab.answers(), most
             self.plans, self.gone, self.stopped = {}, set(), {}
 
         @rule(
@@ -39,7 +39,7 @@ def traffic(lab):
             steps=st.integers(0, 6),
         )
         def submit(self, which, n, temperature, steps):
-            request_id = f"r{len(self.plans)}"
+            request_id, n = f"r{len(self.plans)}", min(n, self.most)
             choices = [ChoicePlan(i) for i in range(n)]
             self.plans[request_id] = (which, temperature, n)
             options = {"max_tokens": 20, "temperature": temperature}
