@@ -35,6 +35,7 @@ PROGRESS_S = 0.2
 MAX_IDS = 1_000_000
 # Ids in one message: with twenty log-probabilities each it stays far under the message limit.
 MESSAGE_IDS = 1024
+MOST_ID_CHARACTERS, MOST_SALT_BYTES = 256, 256
 
 Context = grpc.aio.ServicerContext[Any, Any]
 NAME = worker_pb2.DESCRIPTOR.services_by_name["WorkerService"].full_name
@@ -114,6 +115,12 @@ def plan_of(request: worker_pb2.GenerateRequest) -> Plan:
     """The engine's plan. Raises InvalidRequest on what has no plain form; the engine checks values."""
     if not request.meta.request_id:
         raise InvalidRequest("a request needs an id", field="meta.request_id")
+    for name, value, most in (
+        ("meta.request_id", request.meta.request_id, MOST_ID_CHARACTERS),
+        ("cache_salt", request.cache_salt, MOST_SALT_BYTES),
+    ):
+        if len(value) > most:
+            raise InvalidRequest(f"{name}: {len(value)} are more than {most}", field=name)
     if not request.choices:  # with none the stream would be over before the engine could refuse
         raise InvalidRequest("a request needs at least one choice", field="choices")
     ids = len(request.prompt_ids) + sum(len(choice.emitted_ids) for choice in request.choices)
