@@ -2,7 +2,16 @@
 
 from mesh.blocks import BLOCK_TOKENS, FORMAT_VERSION, KEY_BYTES
 from mesh.errors import InvalidRequest, Mismatch
-from scheduler.bounds import check_attempt, check_choices, check_rate, uint32, waited_s
+from scheduler.bounds import (
+    check_address,
+    check_attempt,
+    check_choices,
+    check_name,
+    check_rate,
+    check_text,
+    uint32,
+    waited_s,
+)
 from scheduler.demand import Demand, Pins, Priority
 from scheduler.effects import Granted, Voted
 from scheduler.leases import Adopt, Event, Failed, FailureKind, Finished, Open, Parked, Refused, RefusedCause
@@ -31,6 +40,10 @@ def _demand_of(demand: pb.Demand, event: str) -> Demand:
     for name, value in (("meta.request_id", meta.request_id), ("meta.model", meta.model)):
         if not value:
             raise InvalidRequest(f"{name} is empty", field=f"{event}.demand.{name}")
+    for name in ("request_id", "tenant", "model"):
+        check_text(getattr(meta, name), f"{event}.demand.meta.{name}")
+    for name in ("session_id", "pool"):
+        check_text(getattr(demand, name), f"{event}.demand.{name}")
     if not demand.prompt_tokens:
         raise InvalidRequest("a prompt has at least one token", field=f"{event}.demand.prompt_tokens")
     check_choices(demand.choices, f"{event}.demand.choices")
@@ -133,10 +146,8 @@ def _candidate_of(candidate: Candidate) -> pb.Candidate:
 
 def hello_of(hello: pb.Hello) -> Hello:
     """A worker's Hello. Raises Mismatch if its blocks are not the mesh's."""
-    for name in ("worker_id", "address", "model", "context_tokens", "total_blocks", "max_sequences"):
-        if not getattr(hello, name):
-            raise InvalidRequest(f"hello: {name} is not set", field=f"hello.{name}")
-    if hello.geometry.block_tokens not in (0, BLOCK_TOKENS):
+    _check_hello(hello)
+    if hello.geometry.block_tokens != BLOCK_TOKENS:
         raise Mismatch(f"blocks hold {BLOCK_TOKENS} tokens in this mesh, not {hello.geometry.block_tokens}")
     return Hello(
         worker_id=hello.worker_id,
@@ -156,6 +167,18 @@ def hello_of(hello: pb.Hello) -> Hello:
         fault_domain=hello.fault_domain,
         same_block_format=hello.block_format_version == FORMAT_VERSION,
     )
+
+
+def _check_hello(hello: pb.Hello) -> None:
+    for name in ("worker_id", "address", "model", "context_tokens", "total_blocks", "max_sequences"):
+        if not getattr(hello, name):
+            raise InvalidRequest(f"hello.{name} is not set", field=f"hello.{name}")
+    for name in ("block_tokens", "layers", "kv_heads", "head_dim"):
+        if not getattr(hello.geometry, name):
+            raise InvalidRequest(f"hello.geometry.{name} is not set", field=f"hello.geometry.{name}")
+    for name in ("worker_id", "model", "pool", "adapter", "fault_domain", "version"):
+        check_name(getattr(hello, name), f"hello.{name}")
+    check_address(hello.address, "hello.address")
 
 
 def load_of(load: pb.Load) -> Load:

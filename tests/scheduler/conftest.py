@@ -29,6 +29,7 @@ from shoal.types.v1 import types_pb2 as types
 
 MODEL = "tiny"
 PINS = Pins(model=MODEL, tokenizer_digest=b"t")
+GEOMETRY = pb.Geometry(block_tokens=16, layers=2, kv_heads=2, head_dim=8, kv_dtype="fp32")
 DEADLINE_S = 10.0
 
 
@@ -169,6 +170,7 @@ class Mesh:
             "total_blocks": 256,
             "max_sequences": 8,
             "block_format_version": 1,
+            "geometry": GEOMETRY,
         } | hello
         worker = FakeWorker(self.stub, pb.Hello(worker_id=worker_id, **values))
         self._workers.append(worker)

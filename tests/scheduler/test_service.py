@@ -174,6 +174,10 @@ async def test_a_full_queue_ends_the_lease_with_a_delay_in_the_status(mesh_with,
         ({"prompt_tokens": 0}, "open.demand.prompt_tokens"),
         ({"block_keys": b"short"}, "open.demand.block_keys"),
         ({"model": ""}, "open.demand.meta.model"),
+        ({"request_id": "r" * 257}, "open.demand.meta.request_id"),
+        ({"model": "m" * 257}, "open.demand.meta.model"),
+        ({"session_id": "s" * 257}, "open.demand.session_id"),
+        ({"pool": "p" * 257}, "open.demand.pool"),
         ({"choices": 0}, "open.demand.choices"),
         ({"choices": 9}, "choices"),
         ({"choices": 4294967295}, "open.demand.choices"),
@@ -238,7 +242,7 @@ async def test_a_stream_must_begin_with_hello(mesh) -> None:
 
 
 async def test_a_worker_whose_blocks_are_not_the_meshs_is_a_mismatch(mesh, eventually) -> None:
-    worker = await mesh.stranger(geometry=pb.Geometry(block_tokens=32))
+    worker = await mesh.stranger(geometry=pb.Geometry(block_tokens=32, layers=2, kv_heads=2, head_dim=8))
     await eventually(lambda: worker.ended)
     assert worker.ended is grpc.StatusCode.FAILED_PRECONDITION
 
@@ -260,6 +264,39 @@ async def test_a_rate_that_is_no_number_ends_its_workers_stream_only(mesh, event
     assert bad.ended is grpc.StatusCode.INVALID_ARGUMENT
     assert field in bad.details
     assert (await (await mesh.open()).grant()).worker.worker_id == "good"
+
+
+@pytest.mark.parametrize(
+    ("hello", "field"),
+    [
+        ({"worker_id": "w" * 257}, "hello.worker_id"),
+        ({"model": "m" * 257}, "hello.model"),
+        ({"pool": "p\n"}, "hello.pool"),
+        ({"adapter": "a" * 257}, "hello.adapter"),
+        ({"fault_domain": "\x1b[2J"}, "hello.fault_domain"),
+        ({"version": "v" * 257}, "hello.version"),
+        ({"address": "unix:/tmp/socket:1"}, "hello.address"),
+        ({"address": "dns:///elsewhere:1"}, "hello.address"),
+        ({"address": "host\0:1"}, "hello.address"),
+        ({"address": "host:0"}, "hello.address"),
+        ({"address": "host"}, "hello.address"),
+        ({"total_blocks": 0}, "hello.total_blocks"),
+        ({"max_sequences": 0}, "hello.max_sequences"),
+        ({"geometry": pb.Geometry(block_tokens=16, layers=2, kv_heads=2)}, "hello.geometry.head_dim"),
+        ({"geometry": pb.Geometry()}, "hello.geometry.block_tokens"),
+    ],
+)
+async def test_a_hello_that_means_nothing_is_invalid_and_names_its_field(mesh, eventually, hello, field) -> None:
+    worker = await mesh.stranger(**hello)
+    await eventually(lambda: worker.ended)
+    assert worker.ended is grpc.StatusCode.INVALID_ARGUMENT
+    assert field in worker.details
+    assert not len(mesh.dispatcher.fleet.workers)
+
+
+async def test_an_ipv6_worker_may_attach(mesh) -> None:
+    await mesh.worker(address="[::1]:50071")
+    assert (await (await mesh.open()).grant()).worker.address == "[::1]:50071"
 
 
 async def test_a_gap_in_the_sequence_orders_a_snapshot(mesh, eventually) -> None:
