@@ -59,7 +59,7 @@ class WorkerSettings(ModelSettings):
     prefill_step_ms: int = Field(
         _DEFAULTS.prefill_step_ms,
         ge=1,
-        description="Milliseconds that a step with prompt tokens should take; they are fewer where it would take longer.",
+        description="Milliseconds that a step with prompt tokens should take; fewer where it would take longer.",
     )
     max_waiting_tokens: int = Field(
         _DEFAULTS.max_waiting_tokens,

@@ -127,6 +127,7 @@ class Worker:
             waiting_sequences=load.waiting_sequences,
             running_sequences=load.running_sequences,
             queued_prefill_tokens=load.queued_prefill_tokens,
+            prefilling_sequences=load.prefilling_sequences,
             free_blocks=load.free_blocks,
             cached_blocks=load.cached_blocks,
             used_blocks=load.used_blocks,

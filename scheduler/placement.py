@@ -4,7 +4,7 @@
                   + fetch time of what lies at slower tiers + one step
 
 after credit for the leading blocks that the worker holds. Workers within `tie_ms` of the best are equal: the session's
-own worker goes first among them, then the least loaded. Only workers with room are weighed: queued prefill under
+own worker goes first among them, then the least loaded. Only workers with room are weighed: prefill ahead of it under
 `room_prefill_ms`, and uncommitted blocks (free + cached, less what running requests may still grow into) that cover
 prompt and expected output. A worker outside the fault domains in which the request failed is preferred to one inside.
 """
@@ -31,6 +31,7 @@ class PlacementPolicy:
     """`default_prefill_tokens_per_s` stands in until a worker has measured its rate."""
 
     room_prefill_ms: float = 300.0
+    beside_prefills: int = 2
     look_ahead_sequences: int = 4
     tie_ms: float = 10.0
     stale_s: float = 3.0
@@ -119,13 +120,31 @@ def _queued_ms(rows: NDArray[np.void], policy: PlacementPolicy) -> Floats:
     return tokens / _rate(rows, policy) * 1_000
 
 
+def _ahead_ms(ask: Ask, rows: NDArray[np.void], policy: PlacementPolicy) -> Floats:
+    """Prefill that would come before the request's own.
+
+    A worker gives half of a step's prompt tokens to its oldest prompt and the rest to the shortest. So where few
+    prompts are computed, a short one waits beside a long one for its own length at most, not behind it.
+    """
+    queued: Floats = _queued_ms(rows, policy)
+    own = ask.prefill_tokens / _rate(rows, policy) * 1_000
+    return np.where(_few_prefills(rows, policy), np.minimum(queued, own), queued)
+
+
+def _few_prefills(rows: NDArray[np.void], policy: PlacementPolicy) -> Mask:
+    """Workers that compute fewer prompts than may be beside each other, or are about to; False where they don't say."""
+    silent = (rows["prefilling_sequences"] == 0) & (rows["queued_prefill_tokens"] > 0)
+    mask: Mask = ~silent & (rows["prefilling_sequences"] + rows["pending_sequences"] < policy.beside_prefills)
+    return mask
+
+
 def _takes_more(rows: NDArray[np.void], policy: PlacementPolicy) -> Mask:
-    """Workers with room as far as that does not depend on the request."""
+    """Workers that may have room, as far as that does not depend on the request."""
     sequences = rows["sequences"] + rows["pending_sequences"]
     mask: Mask = (
         ~rows["refuses"]
         & ~rows["full"]
-        & (_queued_ms(rows, policy) < policy.room_prefill_ms)
+        & ((_queued_ms(rows, policy) < policy.room_prefill_ms) | _few_prefills(rows, policy))
         & (sequences < rows["max_sequences"] + policy.look_ahead_sequences)
     )
     return mask
@@ -141,6 +160,7 @@ def _has_room(ask: Ask, workers: Registry, policy: PlacementPolicy) -> Mask:
     rows = workers.rows
     mask: Mask = (
         _takes_more(rows, policy)
+        & (_ahead_ms(ask, rows, policy) < policy.room_prefill_ms)
         & _holds(ask, rows)
         # One that needs more than the whole pool (many choices) runs when it has the pool to itself.
         & (uncommitted_blocks(rows) >= np.minimum(ask.blocks, rows["total_blocks"]))

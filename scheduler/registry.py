@@ -35,6 +35,7 @@ ROW = np.dtype(
         ("tripped", "?"),  # its breaker lets nothing through
         ("queued_prefill_tokens", "f8"),
         ("sequences", "i8"),
+        ("prefilling_sequences", "i8"),
         ("committed_blocks", "i8"),
         ("prefill_tokens_per_s", "f8"),  # 0 = not known
         ("median_step_ms", "f8"),
@@ -136,7 +137,7 @@ class Registry:
         row["reported"], row["reported_s"], row["full"] = True, now, False
         row["healthy"], row["draining"], row["refuses"] = load.healthy, load.draining, load.refuses
         row["queued_prefill_tokens"], row["sequences"] = load.queued_prefill_tokens, load.sequences
-        row["committed_blocks"] = load.committed_blocks
+        row["prefilling_sequences"], row["committed_blocks"] = load.prefilling_sequences, load.committed_blocks
         row["prefill_tokens_per_s"], row["median_step_ms"] = load.prefill_tokens_per_s, load.median_step_ms
         row["tier_tokens_per_s"] = [load.tier_tokens_per_s.get(tier, 0.0) for tier in Tier]
         return self._blocks(worker, load, gap)

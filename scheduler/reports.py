@@ -40,6 +40,7 @@ class Load:
     running: frozenset[tuple[str, int]] = frozenset()
     sequences: int = 0
     queued_prefill_tokens: int = 0
+    prefilling_sequences: int = 0  # 0 beside queued tokens = the worker does not say
     committed_blocks: int = 0
     prefill_tokens_per_s: float = 0.0
     median_step_ms: float = 0.0

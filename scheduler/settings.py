@@ -37,7 +37,9 @@ class SchedulerSettings(ServiceSettings):
         2_000, gt=0, description="Token-equivalents a tenant may spend on each round of its turn."
     )
 
-    room_prefill_ms: float = Field(300, gt=0, description="A worker with this much prefill queued has no room.")
+    room_prefill_ms: float = Field(
+        1000, gt=0, description="A worker with this much prefill ahead of a request has no room for it."
+    )
     look_ahead_sequences: int = Field(4, ge=0, description="Sequences a worker is given beyond those it can step.")
     tie_ms: float = Field(10, ge=0, description="Workers this close in expected time count as equal.")
     default_prefill_tokens_per_s: float = Field(

@@ -200,6 +200,7 @@ def load_of(load: pb.Load) -> Load:
         running=frozenset((running.request_id, running.attempt) for running in load.running),
         sequences=load.waiting_sequences + load.running_sequences,
         queued_prefill_tokens=load.queued_prefill_tokens,
+        prefilling_sequences=load.prefilling_sequences,
         committed_blocks=max(load.committed_blocks, load.used_blocks),
         prefill_tokens_per_s=load.prefill_tokens_per_s,
         median_step_ms=load.median_step_ms,

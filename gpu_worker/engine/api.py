@@ -108,6 +108,7 @@ class EngineLoad(msgspec.Struct, frozen=True, kw_only=True):
     waiting_sequences: int
     running_sequences: int
     queued_prefill_tokens: int
+    prefilling_sequences: int  # of both, those whose prompt is not computed yet
     free_blocks: int
     cached_blocks: int
     used_blocks: int

@@ -13,12 +13,13 @@ def load_of(schedule: Schedule, meters: Meters, requests: Mapping[str, Request])
     """The load report. `requests` is all that runs or waits, by request id."""
     running, waiting, pool = schedule.running, schedule.waiting, schedule.pool
     growth = sum(blocks_for(one.limit) - len(one.blocks) for one in running)
-    unfinished_prefills = sum(one.uncomputed for one in running if one.uncomputed > 1)
+    unfinished = [one.uncomputed for one in running if one.uncomputed > 1]
     return EngineLoad(
         steps=meters.steps,
         waiting_sequences=len(waiting),
         running_sequences=len(running),
-        queued_prefill_tokens=waiting_tokens(waiting) + unfinished_prefills,
+        queued_prefill_tokens=waiting_tokens(waiting) + sum(unfinished),
+        prefilling_sequences=len(waiting) + len(unfinished),
         free_blocks=pool.free,
         cached_blocks=pool.cached,
         used_blocks=pool.used,

@@ -1,7 +1,8 @@
 """Which sequences a step advances and by how much, and who gives up blocks when there are none.
 
     1. Every running sequence that lacks one token decodes, oldest first.
-    2. The rest of the step's budget goes to unfinished prefills, oldest first, in pieces.
+    2. The rest of the step's budget goes to unfinished prefills, in pieces: half of it to the oldest, what is left to
+       the shortest first. So a short prompt does not wait for a long one, and a long one at most doubles its time.
     3. Waiting sequences start, strictly in order of arrival, while a slot, budget and blocks for all their known ids
        are there. A choice waits until no sibling computes their common prompt; it then finds that in the prefix cache.
 
@@ -49,15 +50,29 @@ class Schedule:
         """
         self._fresh = []
         pieces: list[Piece] = []
-        for decoding in (True, False):
-            for sequence in [one for one in self.running if (one.uncomputed == 1) == decoding]:
-                count = 1 if decoding else min(sequence.uncomputed, budget)
-                if count and sequence in self.running and self._grow(sequence, count):
-                    pieces.append(Piece(sequence, sequence.computed, count))
-                    budget -= 0 if decoding else count
-        pieces += self._start_waiting(budget)
+        for sequence in [one for one in self.running if one.uncomputed == 1]:
+            pieces += self._piece(sequence, 1)
+        pieces += self._plan_prefills(budget)
         held = set(map(id, self.running))  # growth may have preempted a sequence that had its piece already
         return [piece for piece in pieces if id(piece.sequence) in held], self._fresh
+
+    def _plan_prefills(self, budget: int) -> list[Piece]:
+        prefills = [one for one in self.running if one.uncomputed > 1]
+        oldest, others = prefills[:1], sorted(prefills[1:], key=attrgetter("uncomputed"))
+        left = budget - sum(min(one.uncomputed, (budget + 1) // 2) for one in oldest)
+        pieces: list[Piece] = []
+        for sequence in others:
+            pieces += self._piece(sequence, min(sequence.uncomputed, left - _tokens(pieces)))
+        pieces += self._start_waiting(left - _tokens(pieces))
+        for sequence in oldest:
+            pieces += self._piece(sequence, min(sequence.uncomputed, budget - _tokens(pieces)))
+        return pieces
+
+    def _piece(self, sequence: Sequence, count: int) -> list[Piece]:
+        """The sequence's next `count` tokens with their blocks; nothing if it had to give way."""
+        if count and sequence in self.running and self._grow(sequence, count):
+            return [Piece(sequence, sequence.computed, count)]
+        return []
 
     def _start_waiting(self, budget: int) -> list[Piece]:
         pieces = []
@@ -119,6 +134,10 @@ class Schedule:
 
 
 _order = attrgetter("order")
+
+
+def _tokens(pieces: list[Piece]) -> int:
+    return sum(piece.count for piece in pieces)
 
 
 def _findable(sequence: Sequence) -> list[bytes]:

@@ -44,6 +44,7 @@ class LoadState:
     waiting_sequences: int = 0
     running_sequences: int = 0
     queued_prefill_tokens: int = 0
+    prefilling_sequences: int = 0
     free_blocks: int = 0
     cached_blocks: int = 0
     used_blocks: int = 0
@@ -69,8 +70,9 @@ _SAME_IN_HELLO = (
     "adapter_digest", "simulated",
 )  # fmt: skip
 _SAME_IN_LOAD = (
-    "draining", "healthy", "waiting_sequences", "running_sequences", "queued_prefill_tokens", "free_blocks",
-    "cached_blocks", "used_blocks", "committed_blocks", "prefill_tokens_per_s", "decode_tokens_per_s", "median_step_ms",
+    "draining", "healthy", "waiting_sequences", "running_sequences", "queued_prefill_tokens", "prefilling_sequences",
+    "free_blocks", "cached_blocks", "used_blocks", "committed_blocks", "prefill_tokens_per_s", "decode_tokens_per_s",
+    "median_step_ms",
 )  # fmt: skip
 
 

@@ -143,6 +143,14 @@ def test_a_worker_without_room_gets_nothing_until_a_report_says_otherwise(add, a
     assert chosen(ask, workers) == "w1"
 
 
+@pytest.mark.parametrize(("prefills", "prompt_tokens", "there"), [(1, 200, "w1"), (1, 400, None), (2, 200, None)])
+def test_one_long_prompt_does_not_close_a_worker_to_short_ones(
+    add, ask, workers, prefills, prompt_tokens, there
+) -> None:
+    add("w1", queued_prefill_tokens=7_000, prefilling_sequences=prefills)
+    assert chosen(replace(ask, prefill_tokens=prompt_tokens), workers) == there
+
+
 def test_a_worker_that_refused_has_no_room_until_its_next_report(add, ask, workers, make) -> None:
     worker = add("w1")
     workers.set_full(worker)

@@ -3,6 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gpu_worker.engine.api import TokensEvent
 from gpu_worker.engine.pacing import LEAST_TOKENS, Pace
 
 
@@ -43,3 +44,22 @@ def test_decodes_and_the_short_end_of_a_prompt_do_not_raise_it() -> None:
     pace.record(0.05, 0)
     pace.record(0.001, 3)
     assert pace.budget == before
+
+
+def test_short_prompts_pass_a_long_one_that_at_most_takes_twice_as_long(lab) -> None:
+    """B12: one long prompt, then short ones without end; step counts, no clock."""
+    engine = lab.engine(prefill_chunk=16)
+    engine.submit(lab.plan("long", [3 + n % 90 for n in range(200)], max_tokens=1))
+    engine.step()
+    steps, first_token_at = 1, {}
+    while "long" not in first_token_at:
+        assert steps < 2 * 200 / 16 + 2
+        short = f"short-{steps}"
+        engine.submit(lab.plan(short, [5 + steps % 80, 7, 9, 11], max_tokens=1, cache_salt=short.encode()))
+        for event in engine.step().events:
+            if isinstance(event, TokensEvent):
+                first_token_at[event.request_id] = steps
+        steps += 1
+    shorts = [at - int(name.partition("-")[2]) for name, at in first_token_at.items() if name != "long"]
+    assert len(shorts) > 10
+    assert max(shorts) <= 1, "a short prompt waited for the long one"

@@ -751,6 +751,7 @@ class Load(_message.Message):
     WAITING_SEQUENCES_FIELD_NUMBER: _builtins.int
     RUNNING_SEQUENCES_FIELD_NUMBER: _builtins.int
     QUEUED_PREFILL_TOKENS_FIELD_NUMBER: _builtins.int
+    PREFILLING_SEQUENCES_FIELD_NUMBER: _builtins.int
     FREE_BLOCKS_FIELD_NUMBER: _builtins.int
     CACHED_BLOCKS_FIELD_NUMBER: _builtins.int
     USED_BLOCKS_FIELD_NUMBER: _builtins.int
@@ -774,6 +775,8 @@ class Load(_message.Message):
     running_sequences: _builtins.int
     queued_prefill_tokens: _builtins.int
     """Prompt tokens accepted and not yet computed."""
+    prefilling_sequences: _builtins.int
+    """Of the waiting and running ones, those whose prompt is not computed yet."""
     free_blocks: _builtins.int
     """free + cached + used = total, after every step."""
     cached_blocks: _builtins.int
@@ -812,6 +815,7 @@ class Load(_message.Message):
         waiting_sequences: _builtins.int = ...,
         running_sequences: _builtins.int = ...,
         queued_prefill_tokens: _builtins.int = ...,
+        prefilling_sequences: _builtins.int = ...,
         free_blocks: _builtins.int = ...,
         cached_blocks: _builtins.int = ...,
         used_blocks: _builtins.int = ...,
@@ -830,7 +834,7 @@ class Load(_message.Message):
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attach_epoch", b"attach_epoch", "blocks", b"blocks", "cached_blocks", b"cached_blocks", "committed_blocks", b"committed_blocks", "decode_tokens_per_s", b"decode_tokens_per_s", "draining", b"draining", "free_blocks", b"free_blocks", "healthy", b"healthy", "median_step_ms", b"median_step_ms", "prefill_tokens_per_s", b"prefill_tokens_per_s", "pressure", b"pressure", "queued_prefill_tokens", b"queued_prefill_tokens", "running", b"running", "running_sequences", b"running_sequences", "seq", b"seq", "snapshot", b"snapshot", "snapshot_more", b"snapshot_more", "tier_rates", b"tier_rates", "used_blocks", b"used_blocks", "waiting_sequences", b"waiting_sequences"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attach_epoch", b"attach_epoch", "blocks", b"blocks", "cached_blocks", b"cached_blocks", "committed_blocks", b"committed_blocks", "decode_tokens_per_s", b"decode_tokens_per_s", "draining", b"draining", "free_blocks", b"free_blocks", "healthy", b"healthy", "median_step_ms", b"median_step_ms", "prefill_tokens_per_s", b"prefill_tokens_per_s", "prefilling_sequences", b"prefilling_sequences", "pressure", b"pressure", "queued_prefill_tokens", b"queued_prefill_tokens", "running", b"running", "running_sequences", b"running_sequences", "seq", b"seq", "snapshot", b"snapshot", "snapshot_more", b"snapshot_more", "tier_rates", b"tier_rates", "used_blocks", b"used_blocks", "waiting_sequences", b"waiting_sequences"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
