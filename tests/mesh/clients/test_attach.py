@@ -198,9 +198,9 @@ async def test_a_scheduler_under_two_addresses_is_left_one_attachment_and_the_ot
 ) -> None:
     scheduler, worker = JealousScheduler(), Worker()
 
-    def lasts() -> bool:
+    def lasts(loads: int) -> bool:
         worker.board.touch()
-        return len(scheduler.loads) >= 30
+        return len(scheduler.loads) >= loads
 
     async with AsyncExitStack() as stack:
         servers = [AsyncExitStack(), AsyncExitStack()]
@@ -208,9 +208,12 @@ async def test_a_scheduler_under_two_addresses_is_left_one_attachment_and_the_ot
         for server in servers:
             stack.push_async_callback(server.aclose)
         attacher = await stack.enter_async_context(attaching(worker, *closing))
-        await eventually(lambda: len(scheduler.attaches) == 2)
-        await eventually(lasts, timeout_s=8)
-        assert len(scheduler.attaches) == 2
+        await eventually(lambda: len(scheduler.attaches) >= 2)
+        await eventually(lambda: lasts(15), timeout_s=8)
+        settled = len(scheduler.attaches)
+        assert settled <= 3  # one may be superseded before it learnt whom it was attached to, and asks once more
+        await eventually(lambda: lasts(45), timeout_s=8)
+        assert len(scheduler.attaches) == settled
         (kept,) = attacher.replicas
         await closing.pop(kept).aclose()
         await eventually(lambda: attacher.replicas == set(closing), timeout_s=8)
