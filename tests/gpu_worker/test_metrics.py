@@ -11,9 +11,9 @@ from gpu_worker.metrics import WorkerMetrics
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 IDLE = EngineLoad(
-    steps=1, waiting_sequences=0, running_sequences=0, queued_prefill_tokens=0, free_blocks=1, cached_blocks=0,
-    used_blocks=0, committed_blocks=0, total_blocks=1, prefill_tokens_per_s=0.0, decode_tokens_per_s=0.0,
-    median_step_ms=0.0, preemptions=0, running=[],
+    steps=1, waiting_sequences=0, running_sequences=0, queued_prefill_tokens=0, prefilling_sequences=0,
+    free_blocks=1, cached_blocks=0, used_blocks=0, committed_blocks=0, total_blocks=1, prefill_tokens_per_s=0.0,
+    decode_tokens_per_s=0.0, median_step_ms=0.0, preemptions=0, running=[],
 )  # fmt: skip
 
 
