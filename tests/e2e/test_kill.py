@@ -86,8 +86,7 @@ def busy_worker(mesh: Any) -> str:
 async def test_killing_the_scheduler_leaves_running_streams_alone_and_queued_ones_go_on_when_it_is_back(
     start_mesh: Callable[..., Any], chat: Callable[..., Any], eventually: Eventually
 ) -> None:
-    small = {"SHOAL_WORKER_MAX_SEQUENCES": "2", "SHOAL_WORKER_MAX_WAITING_SEQUENCES": "1"}
-    mesh = await asyncio.to_thread(start_mesh, small)
+    mesh = await asyncio.to_thread(start_mesh, {"SHOAL_WORKER_MAX_SEQUENCES": "2"})
     killed = asyncio.Event()
 
     def kill() -> None:
@@ -97,8 +96,9 @@ async def test_killing_the_scheduler_leaves_running_streams_alone_and_queued_one
     async with asyncio.TaskGroup() as group:
         running = [group.create_task(chat(mesh, STORY, max_tokens=150, ignore_eos=True)) for _ in range(2)]
         await eventually(lambda: _running(mesh, 2))
-        queued = [group.create_task(chat(mesh, f"{STORY} {n}", max_tokens=8)) for n in range(4)]
-        await eventually(lambda: _queued(mesh, 1))
+        queued = [group.create_task(chat(mesh, f"{STORY} {n}", max_tokens=8)) for n in range(8)]
+        # Four may wait in the worker (the look-ahead); the others wait in the scheduler that is about to die.
+        await eventually(lambda: _queued(mesh, 2))
         kill()
     for task in [*running, *queued]:
         answer = task.result()
