@@ -3,6 +3,7 @@
 import asyncio
 import inspect
 import os
+import signal
 import time
 from collections.abc import Awaitable, Callable
 
@@ -10,6 +11,10 @@ import pytest
 
 # Read once by OpenMP when a process first loads torch: what the worker's own __main__ sets for its engine.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+
+# A shell that runs the tests in the background ignores SIGINT for them, and so would every process they interrupt.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 Condition = Callable[[], object] | Callable[[], Awaitable[object]]
 

@@ -284,6 +284,9 @@ async def test_a_request_without_room_is_refused_with_the_time_to_come_back(rig:
     calls = [rig.stub.Generate(rig.request(prompt_ids=[40 + n] * 5400), timeout=20) for n in range(3)]
     reading = [asyncio.ensure_future(collect(call)) for call in calls]
     await eventually(lambda: len(rig.bridge.load.running) == 3)
+    # The oldest and one beside it are computed, one waits: another fits behind it, and no more.
+    reading.append(asyncio.ensure_future(collect(rig.stub.Generate(rig.request(prompt_ids=[49] * 8000), timeout=20))))
+    await eventually(lambda: len(rig.bridge.load.running) == 4)
     error = await error_from(rig.stub.Generate(rig.request(prompt_ids=[50] * 8000), timeout=20))
     assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
     assert error_of(error).code == "no_room"
