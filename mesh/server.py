@@ -19,6 +19,7 @@ from grpc_reflection.v1alpha import reflection
 
 from mesh.errors import Unavailable, errors_as_status
 from mesh.malformed import RefuseMalformed
+from mesh.probe import LIVENESS
 from mesh.settings import SettingsError
 from shoal.channel import server_options
 
@@ -27,8 +28,6 @@ log = logging.getLogger("shoal.server")
 AddService = Callable[[grpc.aio.Server], None]
 # After running work has ended: seconds for the last bytes to leave.
 CLOSE_S = 0.5
-# A name that grpc.health.v1 calls SERVING as long as the process answers at all: liveness, apart from readiness.
-LIVENESS = "live"
 
 
 class InFlight:
