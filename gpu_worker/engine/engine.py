@@ -3,7 +3,7 @@
 A step:
     1. Endings decided since the last one (park, stop_choice) take effect.
     2. The schedule picks what each sequence computes and finds the blocks (schedule.py).
-    3. One forward pass; a sequence that breaks it is found by running each alone, and only it ends (runner.py). If
+    3. One forward pass; a sequence that breaks it is found by running each alone, and only it ends. If
        nothing succeeds any more, the engine itself is broken, and says so (vitality.py).
     4. Full blocks become findable, sampled tokens become events, finished sequences leave.
 """
@@ -27,8 +27,7 @@ from gpu_worker.engine.api import (
 from gpu_worker.engine.load import load_of
 from gpu_worker.engine.meters import Meters
 from gpu_worker.engine.pacing import Pace
-from gpu_worker.engine.runner import Outcome, Runner
-from gpu_worker.engine.sampler import Sampled
+from gpu_worker.engine.runner import Outcome, Runner, Sampled
 from gpu_worker.engine.schedule import Schedule
 from gpu_worker.engine.sequence import Ending, Piece, Request, Sequence
 from gpu_worker.engine.vitality import Vitality
@@ -38,8 +37,8 @@ from mesh.errors import AlreadyExists
 log = logging.getLogger(__name__)
 
 
-class TorchEngine:
-    """Continuous batching over a paged pool. Implements gpu_worker.engine.api.Engine."""
+class BatchingEngine:
+    """Continuous batching over a paged pool, whatever runs the steps. Implements gpu_worker.engine.api.Engine."""
 
     def __init__(
         self,
@@ -65,6 +64,7 @@ class TorchEngine:
 
     def submit(self, plan: Plan) -> None:
         check(plan, self.info.vocab_size, self.info.context_tokens)
+        self._runner.check(plan.sampling)
         older = self._requests.get(plan.request_id)
         if older is not None:
             if older.plan.attempt >= plan.attempt:

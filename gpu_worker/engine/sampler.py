@@ -12,13 +12,12 @@ from dataclasses import dataclass
 import torch
 
 from gpu_worker.engine.api import Logprob
+from gpu_worker.engine.counted_random import uniform
+from gpu_worker.engine.runner import Sampled
 from mesh.sampling import Sampling
 
 COLDEST = 1e-6  # temperatures below count as this one: still greedy in effect, and logits / T stays a number
 NUCLEUS_GUESS = 512  # top_p first looks at so many likeliest tokens and sorts the whole vocabulary only if it must
-
-_MASK = (1 << 64) - 1
-_GOLDEN = 0x9E3779B97F4A7C15
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,28 +30,6 @@ class Row:
     counts: Mapping[int, int]  # output token -> times, for presence and frequency penalties
     seen: Sequence[int]  # prompt and output, for the repetition penalty
     ending_ids: Sequence[int]  # tokens that would end the choice, held back before min_tokens
-
-
-@dataclass(frozen=True, slots=True)
-class Sampled:
-    """A chosen token, with its log-probability if asked for."""
-
-    token: int
-    logprob: Logprob | None
-
-
-def uniform(seed: int, choice: int, position: int) -> float:
-    """A number in [0, 1): SplitMix64's finalizer over the three counters in turn, its top 53 bits."""
-    state = 0
-    for counter in (seed, choice, position):
-        state = _mix((state ^ counter) + _GOLDEN & _MASK)
-    return (state >> 11) / (1 << 53)
-
-
-def _mix(x: int) -> int:
-    x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9 & _MASK
-    x = (x ^ (x >> 27)) * 0x94D049BB133111EB & _MASK
-    return x ^ (x >> 31)
 
 
 def sample(logits: torch.Tensor, rows: Sequence[Row]) -> list[Sampled | None]:

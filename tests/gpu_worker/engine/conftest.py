@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from gpu_worker.engine.api import ChoicePlan, Event, FinishedEvent, Plan, StepResult, TokensEvent
-from gpu_worker.engine.build import assemble
 from gpu_worker.engine.config import EngineConfig
-from gpu_worker.engine.engine import TorchEngine
+from gpu_worker.engine.engine import BatchingEngine
+from gpu_worker.engine.torch_engine import around
 from gpu_worker.models.registry import LoadedModel, load
 from mesh.models import DEFAULT_MODEL, ModelFolder, cache_dir
 from mesh.sampling import Sampling
@@ -97,11 +97,11 @@ class Lab:
         self.folder = folder
         self.model = model
 
-    def engine(self, blocks: int = 256, **settings: Any) -> TorchEngine:
+    def engine(self, blocks: int = 256, **settings: Any) -> BatchingEngine:
         """`blocks` sizes the pool; other settings are EngineConfig's."""
         block_bytes = self.model.decoder.kv_shape.block_bytes(torch.float32)
         settings = {"kv_promised": 1000.0} | settings
-        return assemble(EngineConfig(model="tiny", kv_bytes=blocks * block_bytes, **settings), self.folder, self.model)
+        return around(EngineConfig(model="tiny", kv_bytes=blocks * block_bytes, **settings), self.folder, self.model)
 
     def plan(self, request_id: str = "r", prompt: list[int] | None = None, **options: Any) -> Plan:
         """A greedy plan of one choice; attempt, choices, cache_salt and adapter are the plan's, others Sampling's."""
@@ -111,7 +111,7 @@ class Lab:
         prompt = [3, 4, 5] if prompt is None else prompt
         return Plan(request_id=request_id, prompt_ids=prompt, sampling=Sampling(**sampling), **of_plan)
 
-    def step(self, engine: TorchEngine, answers: Answers) -> StepResult:
+    def step(self, engine: BatchingEngine, answers: Answers) -> StepResult:
         """One step, with the pool's invariant checked."""
         result = engine.step()
         load = result.load
@@ -120,7 +120,7 @@ class Lab:
         answers.take(result)
         return result
 
-    def finish(self, engine: TorchEngine, answers: Answers | None = None) -> Answers:
+    def finish(self, engine: BatchingEngine, answers: Answers | None = None) -> Answers:
         """Step until idle."""
         answers = answers or Answers()
         while engine.has_work():
@@ -128,7 +128,7 @@ class Lab:
         assert engine.pool.used == 0, "blocks are held at idle"
         return answers
 
-    def answer(self, engine: TorchEngine, plan: Plan) -> list[int]:
+    def answer(self, engine: BatchingEngine, plan: Plan) -> list[int]:
         """The output ids of one plan of one choice, run to its end."""
         engine.submit(plan)
         return self.finish(engine).ids.get((plan.request_id, plan.choices[0].index), [])

@@ -6,8 +6,8 @@ from tokenizers import Tokenizer
 from transformers import LlamaConfig, LlamaForCausalLM
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
-from gpu_worker.engine.build import assemble
 from gpu_worker.engine.config import EngineConfig
+from gpu_worker.engine.torch_engine import around
 from gpu_worker.models.registry import load, open_checkpoint
 
 QUESTIONS = [
@@ -24,7 +24,7 @@ TOKENS = 24
 @pytest.fixture(scope="module")
 def real_engine(real_folder):
     model = load(real_folder, torch.device("cpu"), "fp32", lambda fraction, what: None)
-    return assemble(EngineConfig(model=real_folder.name, kv_bytes=1 << 28), real_folder, model)
+    return around(EngineConfig(model=real_folder.name, kv_bytes=1 << 28), real_folder, model)
 
 
 @pytest.fixture(scope="module")

@@ -6,7 +6,8 @@ from collections import Counter
 import pytest
 import torch
 
-from gpu_worker.engine.sampler import Row, sample, uniform
+from gpu_worker.engine.counted_random import uniform
+from gpu_worker.engine.sampler import Row, sample
 from mesh.sampling import Sampling
 
 PINNED = [0.13870941014555427, 0.10584086659863745, 0.949559987972549]

@@ -1,0 +1,26 @@
+"""Random numbers that are a pure function of (seed, choice, output position).
+
+So an answer is the same whatever shares its batch, and goes on alike after a preemption or on another worker.
+"""
+
+_MASK = (1 << 64) - 1
+_GOLDEN = 0x9E3779B97F4A7C15
+
+
+def bits(seed: int, choice: int, position: int) -> int:
+    """64 random bits: SplitMix64's finalizer over the three counters in turn."""
+    state = 0
+    for counter in (seed, choice, position):
+        state = _mix((state ^ counter) + _GOLDEN & _MASK)
+    return state
+
+
+def uniform(seed: int, choice: int, position: int) -> float:
+    """A number in [0, 1): the top 53 of the bits."""
+    return (bits(seed, choice, position) >> 11) / (1 << 53)
+
+
+def _mix(x: int) -> int:
+    x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9 & _MASK
+    x = (x ^ (x >> 27)) * 0x94D049BB133111EB & _MASK
+    return x ^ (x >> 31)
