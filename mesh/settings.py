@@ -7,7 +7,9 @@ classes here) may be set for all at once as `SHOAL_DRAIN_S`. The service's own v
 import difflib
 import os
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import ClassVar, Self
+from urllib.parse import unquote
 
 from pydantic import Field, ValidationError, field_validator
 from pydantic_settings import BaseSettings, EnvSettingsSource, PydanticBaseSettingsSource, SettingsConfigDict
@@ -16,6 +18,8 @@ from mesh.models import DEFAULT_MODEL
 
 SHARED_PREFIX = "SHOAL_"
 SERVICES = ("GATEWAY", "SCHEDULER", "WORKER", "CACHE")
+# A target that is a file of targets.
+FILE_SCHEME = "file://"
 # Exit code of a process whose settings cannot be used.
 UNUSABLE_SETTINGS = 2
 # Read outside the services: mesh/models.py and the CLI.
@@ -82,7 +86,8 @@ class ModelSettings(ServiceSettings):
     model: str = Field(DEFAULT_MODEL, description="Name of a pulled model, or the path of a model folder.")
     schedulers: str = Field(
         "127.0.0.1:50061",
-        description="host:port of the schedulers, comma-separated. A name with several addresses means them all.",
+        description="host:port of the schedulers, comma-separated. A name with several addresses means them all;"
+        " file:///path means a file of them, which is read again when it changes.",
     )
 
     @field_validator("schedulers")
@@ -93,14 +98,33 @@ class ModelSettings(ServiceSettings):
 
 
 def split_targets(targets: str) -> list[tuple[str, int]]:
-    """host:port pairs of a comma-separated setting. Raises ValueError naming the bad part."""
+    """host:port pairs of a comma-separated setting; its files are `target_files`. Raises ValueError for anything else."""
     pairs = []
-    for target in filter(None, (part.strip() for part in targets.split(","))):
+    for target in _parts(targets):
+        if target.startswith(FILE_SCHEME):
+            _path_of(target)
+            continue
         host, _, port = target.rpartition(":")
         if not host or not port.isdigit() or not 0 < int(port) < 65536:
             raise ValueError(f"{target!r} is not host:port")
         pairs.append((host.strip("[]"), int(port)))
     return pairs
+
+
+def target_files(targets: str) -> list[Path]:
+    """The files of a comma-separated setting of targets; mesh/discovery.py reads them."""
+    return [_path_of(target) for target in _parts(targets) if target.startswith(FILE_SCHEME)]
+
+
+def _parts(targets: str) -> list[str]:
+    return list(filter(None, (part.strip() for part in targets.split(","))))
+
+
+def _path_of(target: str) -> Path:
+    path = unquote(target.removeprefix(FILE_SCHEME))
+    if not path.startswith("/"):
+        raise ValueError(f"{target!r} is not host:port, nor file:///path of a file of them")
+    return Path(path)
 
 
 SHARED_FIELDS = frozenset(ModelSettings.model_fields)

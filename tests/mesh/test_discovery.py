@@ -1,27 +1,87 @@
-"""Replicas behind a name, and which of them owns a key."""
+"""Replicas behind a name or in a file, and which of them owns a key."""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mesh.discovery import owner, resolve
+from mesh.discovery import TargetFile, Targets, addresses, owner, resolve
 from mesh.settings import split_targets
 
+Eventually = Callable[..., Awaitable[object]]
 replicas = st.sets(st.integers(1, 250).map(lambda n: f"10.0.0.{n}:50061"), min_size=2, max_size=8)
+FIRST, SECOND = ("127.0.0.1", 1), ("127.0.0.1", 2)
 
 
 async def test_names_and_addresses_resolve_to_addresses() -> None:
-    assert await resolve("localhost:50061, 127.0.0.1:50062") == {"127.0.0.1:50061", "127.0.0.1:50062"}
+    found = await resolve(split_targets("localhost:50061, 127.0.0.1:50062"))
+    assert found == {"127.0.0.1:50061", "127.0.0.1:50062"}
 
 
 async def test_a_name_that_does_not_resolve_adds_nothing() -> None:
-    assert await resolve("nowhere.invalid:1,127.0.0.1:2") == {"127.0.0.1:2"}
+    assert await resolve(split_targets("nowhere.invalid:1,127.0.0.1:2")) == {"127.0.0.1:2"}
 
 
-@pytest.mark.parametrize("bad", ["host", "host:", "host:port", ":1", "host:99999"])
+@pytest.mark.parametrize("bad", ["host", "host:", "host:port", ":1", "host:99999", "file://here/targets", "file://"])
 def test_a_target_that_is_not_host_and_port_is_named(bad: str) -> None:
-    with pytest.raises(ValueError, match="host:port"):
+    with pytest.raises(ValueError, match="host:port") as caught:
         split_targets(f"fine:1,{bad}")
+    assert repr(bad) in str(caught.value)
+
+
+def test_a_target_may_be_a_file_of_targets_beside_others(tmp_path: Path) -> None:
+    path = tmp_path / "with, a comma"
+    path.write_text("# who is there\n127.0.0.1:2, localhost:3\n\nhost:4  # the last\n")
+    targets = Targets(f"127.0.0.1:1, {path.as_uri()}")
+    assert targets.pairs() == [FIRST, SECOND, ("localhost", 3), ("host", 4)]
+
+
+@pytest.mark.parametrize("broken", [None, "", "127.0.0.1:1\n127.0.0", "127.0.0.1:1,file:///other", "\n \n"])
+def test_a_file_that_cannot_be_understood_keeps_its_last_list_and_is_told_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, broken: str | None
+) -> None:
+    path = tmp_path / "targets"
+    path.write_text("127.0.0.1:1")
+    file = TargetFile(path)
+    assert file.read() == [FIRST]
+    path.unlink()
+    if broken is not None:
+        path.write_text(broken)
+    assert file.changed()
+    assert (file.read(), file.read()) == ([FIRST], [FIRST])
+    assert [record.levelno for record in caplog.records] == [logging.WARNING]
+    assert str(path) in caplog.text
+    path.write_text("127.0.0.1:2")
+    assert file.read() == [SECOND]
+    path.unlink()
+    assert file.read() == [SECOND]
+    assert len(caplog.records) == 2, "it is told again after it was well"
+
+
+async def test_addresses_follow_a_file_as_it_comes_changes_and_says_that_nobody_is_there(
+    tmp_path: Path, eventually: Eventually
+) -> None:
+    path = tmp_path / "targets"
+    heard: list[frozenset[str]] = []
+
+    async def listen() -> None:
+        async for found in addresses(path.as_uri()):
+            heard.append(found)
+
+    async with asyncio.TaskGroup() as group:
+        listening = group.create_task(listen())
+        await eventually(lambda: heard == [frozenset()])
+        for text in ("127.0.0.1:1", "127.0.0.1:1\n127.0.0.1:2", "# nobody", "127.0.0.1:1"):
+            before = len(heard)
+            path.write_text(text)
+            await eventually(lambda before=before: len(heard) > before, timeout_s=1.5)
+        listening.cancel()
+    one, two = frozenset({"127.0.0.1:1"}), frozenset({"127.0.0.1:1", "127.0.0.1:2"})
+    assert heard[1:] == [one, two, frozenset(), one]
 
 
 @given(replicas, st.text(max_size=20))
