@@ -98,7 +98,7 @@ class ModelSettings(ServiceSettings):
 
 
 def split_targets(targets: str) -> list[tuple[str, int]]:
-    """host:port pairs of a comma-separated setting; its files are `target_files`. Raises ValueError for anything else."""
+    """host:port pairs of a comma-separated setting; its files are `target_files`. Raises ValueError."""
     pairs = []
     for target in _parts(targets):
         if target.startswith(FILE_SCHEME):

@@ -35,6 +35,10 @@ class ReplicaView:
     draining: bool
     workers: tuple[WorkerView, ...]
 
+    def serves(self, model: str) -> bool:
+        """Whether a worker attached there takes work for the model now."""
+        return any(worker.serving and worker.model == model for worker in self.workers)
+
 
 def replica_view(address: str, load: scheduler_pb2.MeshLoad) -> ReplicaView:
     """The plain twin of a MeshLoad that `address` pushed."""

@@ -57,9 +57,14 @@ class Schedulers:
                     watchers[address] = group.create_task(self._watch(address))
 
     def owner(self, model: str, pool: str = "", *, shun: frozenset[str] = frozenset()) -> str | None:
-        """The live replica that owns (model, pool), those in `shun` only if there is no other; None = none lives."""
-        live = [view.address for view in self._replicas.values() if not view.draining]
-        return owner(f"{model}/{pool}", [address for address in live if address not in shun] or live)
+        """The live replica that owns (model, pool), those in `shun` only if there is no other; None = none lives.
+
+        A replica that came just now owns nothing yet while another can do the work: workers have to find it first.
+        """
+        live = [view for view in self._replicas.values() if not view.draining]
+        live = [view for view in live if view.address not in shun] or live
+        able = [view for view in live if view.settled and view.serves(model)]
+        return owner(f"{model}/{pool}", [view.address for view in able or live])
 
     def stub(self, address: str) -> "scheduler_pb2_grpc.SchedulerServiceAsyncStub | None":
         """For leases: the replica's stub, None once it has left the targets."""

@@ -28,6 +28,8 @@ class Replica(scheduler_pb2_grpc.SchedulerServiceServicer):
     def __init__(self) -> None:
         self.events: list[pb.LeaseEvent] = []
         self.draining = False
+        self.settled = True
+        self.models: list[str] = []  # of attached workers
         self.queueing = False
         self.error: ShoalError | None = None
         self.leases = 0
@@ -53,6 +55,9 @@ class Replica(scheduler_pb2_grpc.SchedulerServiceServicer):
 
     def drain(self) -> None:
         self.draining = True
+        self.tell()
+
+    def tell(self) -> None:
         for change in self._changes:
             change.set()
 
@@ -61,7 +66,8 @@ class Replica(scheduler_pb2_grpc.SchedulerServiceServicer):
         self._changes.add(change)
         while True:
             change.clear()
-            yield pb.MeshLoad(scheduler_id=self.address, draining=self.draining, settled=True)
+            workers = [pb.WorkerState(hello=pb.Hello(model=m), load=pb.Load(healthy=True)) for m in self.models]
+            yield pb.MeshLoad(scheduler_id=self.address, draining=self.draining, settled=self.settled, workers=workers)
             if self.draining:
                 return
             await change.wait()
@@ -167,6 +173,22 @@ async def test_a_draining_replica_owns_nothing(replicas, eventually):
         owner = schedulers.owner("m")
         by_address(replicas, owner).drain()
         await eventually(lambda: schedulers.owner("m") != owner)
+
+
+async def test_a_replica_that_came_just_now_owns_nothing_until_it_settled_and_workers_found_it(replicas, eventually):
+    old, new = replicas[:2]
+    old.models, new.settled = ["m0", "m1", "m2", "m3", "m4", "m5"], False
+    names = tuple(old.models)
+    async with connected(old, new) as schedulers:
+        assert {schedulers.owner(name) for name in names} == {old.address}
+        new.settled = True
+        new.tell()
+        await eventually(lambda: all(replica.settled for replica in schedulers.replicas))
+        assert {schedulers.owner(name) for name in names} == {old.address}
+        new.models = old.models
+        new.tell()
+        await eventually(lambda: {schedulers.owner(name) for name in names} == {old.address, new.address})
+        assert len({schedulers.owner(f"unknown-{number}") for number in range(20)}) == 2
 
 
 async def test_each_event_gets_its_grant_and_finished_ends_the_lease(replicas, eventually):
