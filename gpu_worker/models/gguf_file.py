@@ -13,6 +13,7 @@ import numpy as np
 import torch
 
 from gpu_worker.models.errors import LoadError
+from gpu_worker.models.gguf_metadata import GgufMetadata
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -35,19 +36,6 @@ _IN_LAYER = {
     "ffn_down": "mlp.down_proj",
 }
 _ARCHITECTURES = {"llama": "LlamaForCausalLM"}
-_DAMAGE = (ValueError, IndexError, KeyError, OSError, OverflowError, TypeError)  # what GGUFReader raises on bad bytes
-
-
-class _PlainReader(gguf.GGUFReader):
-    """GGUFReader over a plain array: slicing np.memmap is slow, and a vocabulary takes 250,000 slices."""
-
-    @property  # type: ignore[override]
-    def data(self) -> np.ndarray:
-        return self._data
-
-    @data.setter
-    def data(self, mapped: np.ndarray) -> None:
-        self._data = np.asarray(mapped)
 
 
 class GgufCheckpoint:
@@ -56,12 +44,9 @@ class GgufCheckpoint:
     def __init__(self, path: Path) -> None:
         self.source = path
         self.files = [path]
-        try:
-            self._reader = _PlainReader(path)
-        except _DAMAGE as error:
-            raise LoadError(path, f"not a whole GGUF file ({error}); fetch it again") from error
-        self._tensors = {hf_name(tensor.name): tensor for tensor in self._reader.tensors}
-        self._arch = str(self._field("general.architecture"))
+        self._metadata = GgufMetadata(path)
+        self._tensors = {hf_name(tensor.name): tensor for tensor in self._metadata.reader.tensors}
+        self._arch = self._metadata.architecture
         self.config: Mapping[str, Any] = self._hf_config()
 
     def names(self) -> set[str]:
@@ -86,21 +71,10 @@ class GgufCheckpoint:
                     return _deinterleave(weight, self.config[heads], self.source, name)
         return weight
 
-    def _field(self, key: str, default: Any = None) -> Any:
-        field = self._reader.get_field(key)
-        if field is not None:
-            return field.contents()
-        if default is None:
-            raise LoadError(self.source, f"metadata lacks {key}")
-        return default
-
     def _hf_config(self) -> dict[str, Any]:
-        def of(key: str, default: Any = None) -> Any:
-            return self._field(f"{self._arch}.{key}", default)
-
         if self._arch not in _ARCHITECTURES:
             raise LoadError(self.source, f"unknown architecture {self._arch!r}; known: {', '.join(_ARCHITECTURES)}")
-        tokens = self._reader.get_field("tokenizer.ggml.tokens")
+        of = self._metadata.of
         heads, hidden = of("attention.head_count"), of("embedding_length")
         scaling = {"rope_type": "default", "rope_theta": of("rope.freq_base", 10000.0)}
         if (kind := of("rope.scaling.type", "none")) != "none":
@@ -113,19 +87,15 @@ class GgufCheckpoint:
             "num_key_value_heads": of("attention.head_count_kv", heads),
             "head_dim": of("attention.key_length", hidden // heads),
             "intermediate_size": of("feed_forward_length"),
-            "max_position_embeddings": of("context_length"),
+            "max_position_embeddings": self._metadata.context_tokens,
             "rms_norm_eps": of("attention.layer_norm_rms_epsilon"),
-            "vocab_size": len(tokens.data) if tokens is not None else of("vocab_size"),
+            "vocab_size": self._metadata.vocab_size,
             "rope_parameters": scaling,
             "tie_word_embeddings": "lm_head.weight" not in self._tensors,
             "attention_bias": "model.layers.0.self_attn.o_proj.bias" in self._tensors,
             "qkv_bias": "model.layers.0.self_attn.q_proj.bias" in self._tensors,
-            "eos_token_id": self._eos_ids(),
+            "eos_token_id": self._metadata.eos_token_ids,
         }
-
-    def _eos_ids(self) -> list[int]:
-        keys = ("tokenizer.ggml.eos_token_id", "tokenizer.ggml.eot_token_id", "tokenizer.ggml.eom_token_id")
-        return sorted({int(self._field(key)) for key in keys if self._reader.get_field(key) is not None})
 
 
 def hf_name(name: str) -> str:

@@ -1,6 +1,5 @@
 """A Hugging Face folder as a checkpoint: config.json and *.safetensors, single or sharded with an index."""
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -8,6 +7,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from gpu_worker.models.errors import LoadError
+from gpu_worker.models.json_file import read_json
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -44,19 +44,6 @@ class SafetensorsCheckpoint:
         if tensor.dtype not in _FLOATS:
             raise LoadError(path, f"has dtype {tensor.dtype}; expected a 16-, 32- or 64-bit float", tensor=name)
         return tensor.float()
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """A JSON object from a file. Raises LoadError if there is none."""
-    try:
-        value = json.loads(path.read_bytes())
-    except OSError as error:
-        raise LoadError(path, f"cannot be read: {error.strerror}") from error
-    except ValueError as error:
-        raise LoadError(path, f"is not JSON: {error}") from error
-    if not isinstance(value, dict):
-        raise LoadError(path, "should hold a JSON object")
-    return value
 
 
 def _weight_map(folder: Path) -> dict[str, Path]:

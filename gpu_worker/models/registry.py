@@ -1,17 +1,18 @@
-"""From a model folder to a decoder: which format, which architecture, which tokens end an answer."""
+"""From a model folder to a decoder: which format, which architecture."""
 
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 
 from gpu_worker.models.checkpoint import Checkpoint, Progress, content_digest
+from gpu_worker.models.endings import eos_token_ids
 from gpu_worker.models.errors import LoadError
 from gpu_worker.models.gguf_file import GgufCheckpoint
-from gpu_worker.models.hf_folder import SafetensorsCheckpoint, read_json
+from gpu_worker.models.hf_folder import SafetensorsCheckpoint
 from gpu_worker.models.llama import Llama
 from gpu_worker.models.paged import Batch, KvShape, PagedKv
 from mesh.models import ModelFolder
@@ -61,7 +62,9 @@ def load(folder: ModelFolder, device: torch.device, precision: str, progress: Pr
     progress(0.9, "hashing the weights")
     config = json.dumps(checkpoint.config, sort_keys=True).encode()
     digest = content_digest(checkpoint.files, config)
-    return LoadedModel(decoder, names[0], digest, eos_token_ids(folder, checkpoint.config, decoder.vocab_size))
+    return LoadedModel(
+        decoder, names[0], digest, eos_token_ids(folder, checkpoint.config.get("eos_token_id"), decoder.vocab_size)
+    )
 
 
 def open_checkpoint(folder: Path) -> Checkpoint:
@@ -74,34 +77,3 @@ def open_checkpoint(folder: Path) -> Checkpoint:
     if any(folder.glob("*.safetensors")) or (folder / "model.safetensors.index.json").is_file():
         return SafetensorsCheckpoint(folder)
     raise LoadError(folder, "holds no weights; expected one *.gguf or *.safetensors with config.json")
-
-
-def eos_token_ids(folder: ModelFolder, config: Any, vocab_size: int) -> tuple[int, ...]:
-    """All ids that end an answer: what the configurations say, and the tokenizer's `eos_token`.
-
-    Chat models often end a turn with another token than the one their config.json names; the union is right.
-    """
-    found = _as_ids(config.get("eos_token_id"))
-    generation = folder.path / "generation_config.json"
-    if generation.is_file():
-        found |= _as_ids(read_json(generation).get("eos_token_id"))
-    if folder.tokenizer_config.is_file():
-        token = read_json(folder.tokenizer_config).get("eos_token")
-        found |= _id_of(token.get("content") if isinstance(token, dict) else token, folder.tokenizer)
-    return tuple(sorted(token for token in found if 0 <= token < vocab_size))
-
-
-def _as_ids(value: Any) -> set[int]:
-    if value is None:
-        return set()
-    return {int(token) for token in value} if isinstance(value, list) else {int(value)}
-
-
-def _id_of(token: str | None, tokenizer: Path) -> set[int]:
-    if token is None or not tokenizer.is_file():
-        return set()
-    content = read_json(tokenizer)
-    added = {entry["content"]: entry["id"] for entry in content.get("added_tokens", [])}
-    vocab = content.get("model", {}).get("vocab", {})
-    known = added | vocab if isinstance(vocab, dict) else added
-    return {known[token]} if token in known else set()
