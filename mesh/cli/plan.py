@@ -17,9 +17,10 @@ class PlanError(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeshPlan:
-    """What the user asked for. `first_*_port` is where a free port is looked for, upwards."""
+    """What the user asked for. `engine` is SHOAL_WORKER_KIND; a free port is looked for from `first_*_port` upwards."""
 
     model: str
+    engine: str = "torch"
     workers: int = 1
     gateways: int = 1
     schedulers: int = 1
@@ -125,7 +126,10 @@ def _scheduler(index: int, ports: Ports) -> ProcessSpec:
 
 def _worker(index: int, plan: MeshPlan, shared: dict[str, str], ports: Ports) -> ProcessSpec:
     threads = max(1, (os.cpu_count() or 1) // plan.workers)
-    env = shared | {"SHOAL_WORKER_THREADS": os.environ.get("SHOAL_WORKER_THREADS", str(threads))}
+    env = shared | {
+        "SHOAL_WORKER_KIND": plan.engine,
+        "SHOAL_WORKER_THREADS": os.environ.get("SHOAL_WORKER_THREADS", str(threads)),
+    }
     return _service("worker", "gpu_worker", index, env, {"grpc": ports.from_(50071), "metrics": ports.from_(9171)})
 
 
