@@ -177,7 +177,7 @@ async def test_a_draining_replica_owns_nothing(replicas, eventually):
 
 async def test_a_replica_that_came_just_now_owns_nothing_until_it_settled_and_workers_found_it(replicas, eventually):
     old, new = replicas[:2]
-    old.models, new.settled = ["m0", "m1", "m2", "m3", "m4", "m5"], False
+    old.models, new.settled = [f"m{number}" for number in range(20)], False
     names = tuple(old.models)
     async with connected(old, new) as schedulers:
         assert {schedulers.owner(name) for name in names} == {old.address}
