@@ -9,6 +9,7 @@ from typing import Protocol
 
 import msgspec
 
+from gpu_worker.engine.transfer import Transfer
 from mesh.sampling import Sampling
 
 
@@ -38,6 +39,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     sampling: Sampling  # seed is set: a random choice is a function of (seed, choice index, output position)
     cache_salt: bytes = b""
     adapter: str = ""
+    fetched: tuple[int, int] = (0, 0)  # blocks [first, last) of the prompt came from the shared tier for this request
 
 
 class Logprob(msgspec.Struct, frozen=True):
@@ -49,7 +51,7 @@ class Logprob(msgspec.Struct, frozen=True):
 
 
 class Usage(msgspec.Struct, frozen=True, kw_only=True):
-    """One attempt's, counted from token ids. `cached` maps a KvTier value (1 = device) to prompt tokens found there."""
+    """One attempt's, counted from token ids. `cached` maps a KvTier value to prompt tokens that were not computed."""
 
     prompt_tokens: int
     completion_tokens: int  # newly emitted, summed over choices; a token that ends a choice counts
@@ -132,6 +134,7 @@ class StepResult(msgspec.Struct, frozen=True, kw_only=True):
     recomputed_tokens: int = 0  # prompt and output whose KV a preemption or a move had lost
     blocks_stored: list[bytes] = []
     blocks_evicted: list[bytes] = []
+    blocks_computed: dict[bytes, list[bytes]] = {}  # of those stored, by namespace: computed here, parents first
 
 
 class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
@@ -160,6 +163,7 @@ class Engine(Protocol):
     """What a worker drives. Synchronous; one thread. No method but `step` does work that grows with a prompt."""
 
     info: EngineInfo
+    transfer: Transfer  # moves whole blocks in and out between steps
 
     def submit(self, plan: Plan) -> None:
         """Queue a request for the next steps.

@@ -12,6 +12,7 @@ from gpu_worker.engine.pacing import Pace
 from gpu_worker.engine.runner import Runner
 from gpu_worker.engine.schedule import Schedule
 from gpu_worker.engine.sequence import blocks_for
+from gpu_worker.engine.transfer import BlockStore
 from gpu_worker.engine.vitality import warm_up_plan
 from gpu_worker.models.errors import LoadError
 
@@ -28,8 +29,8 @@ def build_engine(config: EngineConfig, progress: "Progress") -> Engine:
     return build_torch(config, progress)
 
 
-def assemble(config: EngineConfig, info: EngineInfo, runner: Runner) -> BatchingEngine:
-    """The engine around whatever runs its steps."""
+def assemble(config: EngineConfig, info: EngineInfo, runner: Runner, store: BlockStore | None = None) -> BatchingEngine:
+    """The engine around whatever runs its steps; `store` is the content of its blocks, if others can use it."""
     schedule = Schedule(BlockPool(info.total_blocks), config.max_sequences)
     pace = Pace(config.prefill_chunk, config.prefill_step_ms / 1000)
     admission = Admission(
@@ -40,7 +41,7 @@ def assemble(config: EngineConfig, info: EngineInfo, runner: Runner) -> Batching
         config.max_sequences,
         config.kv_promised,
     )
-    return BatchingEngine(info, runner, schedule, admission, pace)
+    return BatchingEngine(info, runner, schedule, admission, pace, store)
 
 
 def pool_blocks(config: EngineConfig, folder: Path, block_bytes: int, budget: int, longest: int) -> int:

@@ -30,6 +30,7 @@ from gpu_worker.engine.pacing import Pace
 from gpu_worker.engine.runner import Outcome, Runner, Sampled
 from gpu_worker.engine.schedule import Schedule
 from gpu_worker.engine.sequence import Ending, Piece, Request, Sequence
+from gpu_worker.engine.transfer import BlockStore, Transfer
 from gpu_worker.engine.vitality import Vitality
 from mesh.blocks import BLOCK_TOKENS, namespace
 from mesh.errors import AlreadyExists
@@ -47,12 +48,14 @@ class BatchingEngine:
         schedule: Schedule,
         admission: Admission,
         pace: Pace,
+        store: BlockStore | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.info = info
         self._runner = runner
         self._schedule = schedule
         self.pool = schedule.pool
+        self.transfer = Transfer(schedule.pool, store)
         self._admission = admission
         self._clock = clock
         self._pace = pace
@@ -60,6 +63,7 @@ class BatchingEngine:
         self._vitality = Vitality(info, runner, schedule.pool)
         self._requests: dict[str, Request] = {}
         self._endings: list[Ending] = []
+        self._computed: dict[bytes, list[bytes]] = {}  # namespace -> keys that became findable in this step
         self._submitted = 0
 
     def submit(self, plan: Plan) -> None:
@@ -131,6 +135,7 @@ class BatchingEngine:
             self._meters.record(duration_s, prefill, sum(piece.count == 1 for piece in pieces))
             self._pace.record(duration_s, prefill)
         stored, evicted = self.pool.take_changes()
+        blocks_computed, self._computed = self._computed, {}
         return StepResult(
             events=events,
             load=load_of(self._schedule, self._meters, self._requests),
@@ -139,6 +144,7 @@ class BatchingEngine:
             recomputed_tokens=recomputed_tokens,
             blocks_stored=stored,
             blocks_evicted=evicted,
+            blocks_computed=blocks_computed,
         )
 
     def _request(self, plan: Plan) -> Request:
@@ -200,7 +206,8 @@ class BatchingEngine:
         sequence.advance(outcome.piece.count)
         full = outcome.piece.start // BLOCK_TOKENS
         for block, key in zip(sequence.blocks[full:], sequence.keys_up_to(sequence.computed)[full:], strict=False):
-            self.pool.publish(block, key)
+            if self.pool.publish(block, key):
+                self._computed.setdefault(sequence.request.root, []).append(key)
         return self._take(sequence, outcome.sampled) if outcome.sampled is not None else []
 
     def _take(self, sequence: Sequence, sampled: Sampled) -> list[Event]:

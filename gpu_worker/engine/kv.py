@@ -83,6 +83,13 @@ class BlockPool:
         """Chain keys of all findable blocks."""
         return list(self._block_of)
 
+    def __contains__(self, key: bytes) -> bool:
+        return key in self._block_of
+
+    def block_of(self, key: bytes) -> int | None:
+        """The findable block of `key`."""
+        return self._block_of.get(key)
+
     def match(self, keys: Sequence[bytes]) -> int:
         """How many of `keys`, from the first on, are here. Changes nothing."""
         for count, key in enumerate(keys):
@@ -115,16 +122,25 @@ class BlockPool:
         self._holders[block] = 1
         return block
 
-    def publish(self, block: int, key: bytes) -> None:
-        """Make a used, fully computed block findable. The first block of a key stays; a twin remains private."""
+    def publish(self, block: int, key: bytes) -> bool:
+        """Make a used, fully computed block findable. False = a twin, which stays private."""
         if key in self._block_of or block in self._key_of:
-            return
+            return False
         self._block_of[key] = block
         self._key_of[block] = key
         if key in self._evicted:
             del self._evicted[key]
         else:
             self._stored[key] = None
+        return True
+
+    def touch(self, keys: Sequence[bytes]) -> None:
+        """The cached ones among `keys`, a prefix in order, count as released just now, the last of them first."""
+        for key in reversed(keys):
+            block = self._block_of.get(key)
+            if block is not None and block not in self._holders:
+                self._cached.remove(block)
+                self._cached.add(block)
 
     def release(self, blocks: Sequence[int]) -> None:
         """Let go of blocks, given in the sequence's order. The last of a prefix is evicted before its parents."""

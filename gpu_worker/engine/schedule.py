@@ -14,11 +14,13 @@ sequence fits the pool, so the oldest always advances: no livelock.
 from bisect import insort
 from operator import attrgetter
 
+from gpu_worker.engine.api import Plan
 from gpu_worker.engine.kv import BlockPool
 from gpu_worker.engine.sequence import Piece, Request, Sequence, blocks_for
 from mesh.blocks import BLOCK_TOKENS
 
-DEVICE_TIER = 1
+# Values of shoal.types.v1.KvTier.
+DEVICE_TIER, SHARED_TIER = 1, 4
 
 
 class Schedule:
@@ -107,7 +109,7 @@ class Schedule:
         insort(self.running, sequence, key=_order)
         request = sequence.request
         if not request.started and sequence.computed:
-            request.cached = {DEVICE_TIER: min(sequence.computed, len(request.plan.prompt_ids))}
+            request.cached = _tiers(request.plan, len(sequence.blocks))
         request.started = True
 
     def _grow(self, sequence: Sequence, count: int) -> bool:
@@ -138,6 +140,15 @@ _order = attrgetter("order")
 
 def _tokens(pieces: list[Piece]) -> int:
     return sum(piece.count for piece in pieces)
+
+
+def _tiers(plan: Plan, found: int) -> dict[int, int]:
+    """Prompt tokens in the first `found` blocks, by the tier that had them when the request came."""
+    first, last = (min(block, found) * BLOCK_TOKENS for block in plan.fetched)
+    prompt, whole = len(plan.prompt_ids), found * BLOCK_TOKENS
+    shared = min(last, prompt) - min(first, prompt)
+    tiers = {DEVICE_TIER: min(whole, prompt) - shared, SHARED_TIER: shared}
+    return {tier: tokens for tier, tokens in tiers.items() if tokens}
 
 
 def _findable(sequence: Sequence) -> list[bytes]:

@@ -58,8 +58,8 @@ def around(config: EngineConfig, folder: ModelFolder, model: LoadedModel) -> Bat
         max_sequences=config.max_sequences,
         device=config.device,
     )
-    runner = TorchRunner(decoder, PagedKv(decoder.kv_shape, total, device, dtype), device, dtype)
-    return assemble(config, info, runner)
+    kv = PagedKv(decoder.kv_shape, total, device, dtype)
+    return assemble(config, info, TorchRunner(decoder, kv, device, dtype), kv)
 
 
 def free_memory(device: torch.device) -> int:

@@ -7,6 +7,7 @@ attention treats the query heads of one KV head as extra query rows, so K and V 
 
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
@@ -61,7 +62,7 @@ class Batch:
 
 
 class PagedKv:
-    """The pool's tensor and the three things done with it: write rows, gather pages, clear blocks."""
+    """The pool's tensor and what is done with it: write rows, gather pages, clear blocks, move blocks in and out."""
 
     def __init__(self, shape: KvShape, blocks: int, device: torch.device, dtype: torch.dtype) -> None:
         self.shape = shape
@@ -69,6 +70,8 @@ class PagedKv:
         # Not zeroed: blocks are cleared as they are handed out, and pages that were never touched cost no memory.
         self._pool = torch.empty(size, device=device, dtype=dtype)
         self._pages = self._pool.view(blocks * shape.layers * 2, BLOCK_TOKENS * shape.kv_heads * shape.head_dim)
+        self.block_bytes = shape.block_bytes(dtype)
+        self._bytes = self._pool.view(blocks, -1).view(torch.uint8)  # [blocks, block_bytes]
 
     def write(self, layer: int, batch: Batch, kv: torch.Tensor) -> None:
         """Store kv [T, 2, kv_heads, head_dim] at the batch's slots."""
@@ -82,6 +85,18 @@ class PagedKv:
         k = self._pages.index_select(0, keys).view(size)
         v = self._pages.index_select(0, keys + 1).view(size)
         return k[:, :length].transpose(1, 2), v[:, :length].transpose(1, 2)
+
+    def read_block(self, block: int) -> memoryview:
+        """A block's bytes: on a CPU the pool's own memory, else a copy. Implements engine.transfer.BlockStore."""
+        return memoryview(self._bytes[block].cpu().numpy())
+
+    def write_block(self, block: int, payload: bytes | bytearray | memoryview) -> None:
+        """Replace a block by `payload` of block_bytes."""
+        row = self._bytes[block]
+        host = row if row.device.type == "cpu" else torch.empty_like(row, device="cpu")
+        host.numpy()[:] = np.frombuffer(payload, np.uint8)
+        if host is not row:
+            row.copy_(host)
 
     def clear(self, blocks: list[int]) -> None:
         """Zero whole blocks before a sequence gets them.
