@@ -32,7 +32,11 @@ class WorkerSettings(ModelSettings):
     pool: str = Field("default", description="Pool of workers to belong to; requests name one.")
     fault_domain: str = Field("", description="Host, rack or zone that fails together. Empty = this machine's name.")
 
-    kind: Literal["torch"] = Field("torch", description="Which engine runs the model.")
+    kind: Literal["torch", "simulated"] = Field(
+        "torch",
+        description="Which engine runs the model. simulated = computes nothing: times follow a model (the settings "
+        "below), words are random. For load tests without weights or a GPU.",
+    )
     device: Annotated[str, BeforeValidator(str.strip)] = Field(
         "auto",
         pattern=r"^(auto|cpu|cuda(:\d+)?)$",
@@ -42,7 +46,7 @@ class WorkerSettings(ModelSettings):
     kv_bytes: ByteSize = Field(
         ByteSize(_DEFAULTS.kv_bytes),
         ge=0,
-        description="Size of the KV pool, e.g. 512MiB. 0 = kv_share of the device's free memory.",
+        description="Size of the KV pool, e.g. 512MiB. 0 = kv_share of the device's free memory (simulated: 40 GiB).",
     )
     kv_share: float = Field(
         _DEFAULTS.kv_share, gt=0, lt=1, description="Share of the device's free memory for KV where kv_bytes is 0."
@@ -86,6 +90,46 @@ class WorkerSettings(ModelSettings):
         "passive",
         description="How threads of the matrix work wait for each other: active spins, a little faster on idle "
         "cores and ruins a step where another process wants one of them.",
+    )
+
+    simulated_step_ms: float = Field(
+        _DEFAULTS.simulated_step_ms,
+        ge=0,
+        le=60_000,
+        description="Simulated: milliseconds of every step, before what is in it. 6 = a GPU of the H100's class that "
+        "reads an 8B model's bf16 weights; 60 = a small model on a CPU.",
+    )
+    simulated_prefill_tokens_per_s: float = Field(
+        _DEFAULTS.simulated_prefill_tokens_per_s,
+        gt=0,
+        description="Simulated: prompt tokens a second, on top of the step. A step takes prefill_chunk of them at "
+        "most: 2048 would suit a GPU.",
+    )
+    simulated_row_us: float = Field(
+        _DEFAULTS.simulated_row_us,
+        ge=0,
+        le=1e6,
+        description="Simulated: microseconds that each choice which decodes adds to a step (the batch effect).",
+    )
+    simulated_context_us: float = Field(
+        _DEFAULTS.simulated_context_us,
+        ge=0,
+        le=1e4,
+        description="Simulated: microseconds that each token of context which a step reads adds: KV size over memory "
+        "bandwidth.",
+    )
+    simulated_kv_bytes_per_token: int = Field(
+        _DEFAULTS.simulated_kv_bytes_per_token,
+        ge=1,
+        le=1 << 30,
+        description="Simulated: KV of one token, which with kv_bytes gives the pool's size in blocks. 131072 = an 8B "
+        "model in bf16 with 8 KV heads; 70272 = DeepSeek V3's latent KV.",
+    )
+    simulated_answer_tokens: float = Field(
+        _DEFAULTS.simulated_answer_tokens,
+        ge=0,
+        description="Simulated: mean length at which answers end by themselves (geometric) unless ignore_eos. "
+        "0 = never.",
     )
 
     overdue_s: float = Field(

@@ -24,6 +24,10 @@ WARM_UP_TOKENS = 4
 
 def build_engine(config: EngineConfig, progress: "Progress") -> Engine:
     """Load the model, size the pool, wire the parts. Raises LoadError, or InvalidRequest if there is no such model."""
+    if config.kind == "simulated":
+        from gpu_worker.engine.simulated_engine import build_simulated
+
+        return build_simulated(config, progress)
     from gpu_worker.engine.torch_engine import build_torch
 
     return build_torch(config, progress)

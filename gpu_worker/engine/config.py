@@ -9,7 +9,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     """One engine's settings; every number has a default that serves a small model on a laptop."""
 
     model: str  # a pulled name or a folder's path (mesh.models.find)
-    kind: Literal["torch"] = "torch"
+    kind: Literal["torch", "simulated"] = "torch"
     device: str = "cpu"  # "auto" (CUDA where there is one, else the CPU), "cpu", "cuda" or "cuda:N"
     precision: Literal["fp32", "bf16"] = "fp32"
     kv_bytes: int = 0  # size of the KV pool; 0 = kv_share of the device's free memory
@@ -23,3 +23,10 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     expected_growth: float = 0.5  # share of max_tokens that admission reckons each choice will use
     kv_promised: float = 1.0  # share of the pool that admission may promise; above 1 counts on answers that end early
     threads: int = 0  # torch's; 0 = one per core
+    # Only for kind "simulated" (engine/simulated_time.py): a GPU of the H100's class with an 8B model in bf16.
+    simulated_step_ms: float = 6.0  # every step: reading 16 GB of weights at 3 TB/s, and launching kernels
+    simulated_prefill_tokens_per_s: float = 20_000.0  # 16 GFLOP a token at a third of 990 TFLOP/s
+    simulated_row_us: float = 40.0  # a decoding choice: its matmuls' and its sampling's share
+    simulated_context_us: float = 0.06  # a token of context that a step reads: 128 KiB of KV at 2 TB/s
+    simulated_kv_bytes_per_token: int = 131_072  # 32 layers x 8 heads x 128 x (K and V) x 2 bytes
+    simulated_answer_tokens: float = 200.0  # mean length at which answers end by themselves; 0 = they never do
