@@ -3,6 +3,7 @@
 With --detach the same supervisor runs in a process of its own, and this command returns when the mesh is ready.
 """
 
+from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -18,12 +19,28 @@ if TYPE_CHECKING:
     from mesh.cli.state import MeshState
 
 REFRESH_S = 1.0
+
 STOP_SPARE_S = 10.0
+
+
+class EngineKind(StrEnum):
+    """What a worker may run (SHOAL_WORKER_KIND)."""
+
+    TORCH = "torch"
+    SIMULATED = "simulated"
+
 
 Workers = Annotated[int, typer.Option(min=1, max=64, help="How many gpu_worker processes.")]
 Gateways = Annotated[int, typer.Option(min=1, max=16, help="How many gateway processes.")]
 Schedulers = Annotated[int, typer.Option(min=1, max=8, help="How many scheduler processes.")]
 Model = Annotated[str, typer.Option(help="Name of a pulled model, or the path of a model folder.")]
+Engine = Annotated[
+    EngineKind,
+    typer.Option(
+        envvar="SHOAL_WORKER_KIND",
+        help="What the workers run. simulated = no weights, a timing model and random words: for load tests.",
+    ),
+]
 Detach = Annotated[
     bool, typer.Option("--detach", "-d", help="Return when the mesh is ready; stop it with `shoal down`.")
 ]
@@ -38,6 +55,7 @@ def command(
     workers: Workers = 1,
     gateways: Gateways = 1,
     schedulers: Schedulers = 1,
+    engine: Engine = EngineKind.TORCH,
     detach: Detach = False,
     http_port: HttpPort = 8000,
     grpc_port: GrpcPort = 50051,
@@ -55,6 +73,7 @@ def command(
     _ensure_model(model)
     plan = MeshPlan(
         model=model,
+        engine=engine.value,
         workers=workers,
         gateways=gateways,
         schedulers=schedulers,
@@ -62,10 +81,19 @@ def command(
         first_grpc_port=grpc_port,
         restart=restart,
     )
+    if engine is EngineKind.SIMULATED:
+        _tell_simulated()
     if detach:
         _run_detached(plan, timeout_s)
     else:
         _run_here(plan, timeout_s)
+
+
+def _tell_simulated() -> None:
+    from rich.console import Console
+
+    notice = "SIMULATED: workers compute nothing. Times follow a model (SHOAL_WORKER_SIMULATED_*); words are random."
+    Console().print(notice, style="yellow", highlight=False)
 
 
 def _ensure_model(model: str) -> None:
