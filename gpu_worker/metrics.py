@@ -25,6 +25,9 @@ class WorkerMetrics:
         self._sequences = gauge("sequences", "Choices that run in steps or wait for a place.", ("state",))
         self._blocks = gauge("blocks", "KV blocks: free + cached + used = total.", ("state",))
         self._queued = gauge("queued_prefill_tokens", "Prompt tokens accepted and not yet computed.")
+        self._simulated = gauge(
+            "simulated", "1 where a timing model stands in for the engine: its figures are no measurements."
+        )
         self._up = gauge("engine_up", "1 while the engine is loaded and no step is overdue.")
         self._step = Histogram(
             "shoal_worker_step_seconds", "Duration of a step.", registry=registry, buckets=_STEP_BUCKETS
@@ -40,7 +43,9 @@ class WorkerMetrics:
     def loaded(self, info: EngineInfo) -> None:
         """The engine is there; what it is does not change."""
         facts = {name: str(getattr(info, name)) for name in ("model", "architecture", "precision", "device")}
+        facts["simulated"] = str(info.simulated).lower()
         Info("shoal_worker", "What the engine runs, and on what.", registry=self._registry).info(facts)
+        self._simulated.set(info.simulated)
 
     def up(self, well: bool) -> None:
         """Whether the engine is well."""

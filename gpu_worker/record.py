@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from opentelemetry import trace
 
 from gpu_worker.engine.api import AcceptedEvent, Event, FinishedEvent, Plan, TokensEvent
+from gpu_worker.identity import Identity
 from gpu_worker.metrics import WorkerMetrics
 from mesh.errors import ShoalError
 
@@ -70,14 +71,15 @@ class Record:
 
 
 @contextmanager
-def recorded(plan: Plan, worker_id: str, model: str, metrics: WorkerMetrics) -> Iterator[Record]:
+def recorded(plan: Plan, identity: Identity, metrics: WorkerMetrics) -> Iterator[Record]:
     """Around an attempt: the current span and the metrics learn how it went. An error names itself as the outcome."""
     span = trace.get_current_span()
     record = Record(plan, metrics)
     span.set_attributes({
-        "gen_ai.request.model": model,
+        "gen_ai.request.model": identity.info.model,
         "shoal.attempt": plan.attempt,
-        "shoal.worker": worker_id,
+        "shoal.worker": identity.worker_id,
+        "shoal.simulated": identity.info.simulated,
         "shoal.finish": CANCELLED,
     })  # fmt: skip
     try:

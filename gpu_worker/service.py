@@ -61,7 +61,7 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
             identity = self._own_identity()
             identity.check(meant_of(request))
             plan = plan_of(request)
-            with recorded(plan, identity.worker_id, identity.info.model, self._metrics) as record:
+            with recorded(plan, identity, self._metrics) as record:
                 async with self._bridge.generation(plan) as stream:
                     while not stream.drained:
                         events = await stream.take(PROGRESS_S)

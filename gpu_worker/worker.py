@@ -82,6 +82,8 @@ class Worker:
             return
         identity = service.identity = Identity(self._worker_id, info)
         self._metrics.loaded(info)
+        if info.simulated:
+            log.warning("the engine is SIMULATED: it computes nothing", extra={"fields": {"event": "simulated"}})
 
         async def tell(well: bool) -> None:
             await server.set_serving(well)

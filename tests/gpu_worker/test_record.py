@@ -9,7 +9,17 @@ import pytest
 from opentelemetry.sdk.trace import TracerProvider
 from prometheus_client import CollectorRegistry
 
-from gpu_worker.engine.api import AcceptedEvent, ChoicePlan, FinishedEvent, Plan, Reason, TokensEvent, Usage
+from gpu_worker.engine.api import (
+    AcceptedEvent,
+    ChoicePlan,
+    EngineInfo,
+    FinishedEvent,
+    Plan,
+    Reason,
+    TokensEvent,
+    Usage,
+)
+from gpu_worker.identity import Identity
 from gpu_worker.metrics import WorkerMetrics
 from gpu_worker.record import Record, recorded
 from mesh.errors import Superseded
@@ -20,10 +30,20 @@ PLAN = Plan(
 )
 
 
+def identity(simulated: bool = False) -> Identity:
+    info = EngineInfo(
+        model="tiny", architecture="LlamaForCausalLM", model_digest=b"m", tokenizer_digest=b"t", vocab_size=97,
+        context_tokens=256, eos_token_ids=[2], block_tokens=16, layers=2, kv_heads=2, head_dim=8, kv_dtype="fp32",
+        precision="fp32", total_blocks=64, max_sequences=4, device="cpu", simulated=simulated,
+    )  # fmt: skip
+    return Identity("w-1", info)
+
+
 class Traced:
     """Attributes of one finished span, and the registry its metrics went to."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, simulated: bool = False) -> None:
+        self.identity = identity(simulated)
         self.registry = CollectorRegistry()
         self.attributes: dict[str, Any] = {}
 
@@ -31,7 +51,7 @@ class Traced:
     def attempt(self) -> Iterator[Record]:
         with TracerProvider(shutdown_on_exit=False).get_tracer("test").start_as_current_span("Generate") as span:
             try:
-                with recorded(PLAN, "w-1", "tiny", WorkerMetrics(self.registry)) as record:
+                with recorded(PLAN, self.identity, WorkerMetrics(self.registry)) as record:
                     yield record
             finally:
                 self.attributes = dict(span.attributes or {})  # type: ignore[attr-defined]
@@ -57,9 +77,17 @@ def test_a_whole_answer_tells_tokens_waits_and_finish() -> None:
         "shoal.finish": "stop",
         "shoal.attempt": 2,
         "shoal.worker": "w-1",
+        "shoal.simulated": False,
     }
     assert traced.outcomes("stop") == 1
     assert traced.registry.get_sample_value("shoal_worker_first_token_seconds_count") == 1
+
+
+def test_a_simulated_answer_is_marked_as_one() -> None:
+    traced = Traced(simulated=True)
+    with traced.attempt():
+        pass
+    assert traced.attributes["shoal.simulated"] is True
 
 
 def test_a_cancelled_one_says_so_and_what_it_had_used() -> None:
