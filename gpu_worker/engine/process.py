@@ -1,16 +1,18 @@
 """The engine process's main loop: commands in, steps, reports out. Nothing else of the worker lives in this process.
 
-Between steps it takes every command that has arrived; without work it blocks until one does. Writing a report may
-block while the worker is slow to read: then the engine waits too, and nothing piles up. The worker must therefore
-never stop reading in order to write.
+Between steps it takes every command that has arrived, and of the blocks that come and go (bulk.py) what a short time
+allows; without work it waits for either. Writing a report may block while the worker is slow to read: then the engine
+waits too, and nothing piles up. The worker must therefore never stop reading in order to write.
 """
 
 import logging
 import signal
-from multiprocessing.connection import Connection
+import socket
+from multiprocessing.connection import Connection, wait
 
 from gpu_worker.engine.api import Engine
 from gpu_worker.engine.build import build_engine, warm_up
+from gpu_worker.engine.bulk import FLOOR_S, IDLE_S, STEP_SHARE, BulkPort, carry
 from gpu_worker.engine.config import EngineConfig
 from gpu_worker.engine.messages import (
     Abort,
@@ -39,16 +41,18 @@ log = logging.getLogger(__name__)
 LOADING_STEP = 0.02  # report loading no more finely than this
 
 
-def run(conn: Connection, config: EngineConfig) -> None:
+def run(conn: Connection, config: EngineConfig, bulk: socket.socket | None = None) -> None:
     """Load, prove, serve until Shutdown or the worker's end. The target of a spawned process."""
     for number in (signal.SIGINT, signal.SIGTERM):  # they may reach the whole group; the worker decides when we stop
         signal.signal(number, signal.SIG_IGN)
     try:
-        _run(_Port(conn), config)
+        _run(_Port(conn, bulk), config)
     except (EOFError, BrokenPipeError, ConnectionResetError):
         log.info("the worker is gone")
     finally:
         conn.close()
+        if bulk is not None:
+            bulk.close()
 
 
 def _run(port: "_Port", config: EngineConfig) -> None:
@@ -78,15 +82,21 @@ def serve(engine: Engine, port: "_Port") -> None:
 
     A step follows every command, work or not: the report tells the worker what an abort has freed.
     """
+    bulk_s = FLOOR_S
     while True:
-        while not engine.has_work() or port.pending():
+        if not engine.has_work():
+            port.wait()
+            bulk_s = IDLE_S
+        while port.pending():
             command = port.receive()
             if isinstance(command, Shutdown):
                 return
             obey(engine, command, port)
-            if not port.pending():
-                break
-        port.send(StepDone(engine.step()))
+        if port.bulk is not None:
+            carry(engine.transfer, port.bulk, bulk_s)
+        result = engine.step()
+        bulk_s = max(FLOOR_S, STEP_SHARE * result.duration_ms / 1000)
+        port.send(StepDone(result))
 
 
 def obey(engine: Engine, command: Command, port: "_Port") -> None:
@@ -108,11 +118,16 @@ def obey(engine: Engine, command: Command, port: "_Port") -> None:
 
 
 class _Port:
-    """Messages over a connection; EOFError when the worker has gone."""
+    """Messages over a connection, with the blocks' port beside it; EOFError when the worker has gone."""
 
-    def __init__(self, conn: Connection) -> None:
+    def __init__(self, conn: Connection, bulk: socket.socket | None = None) -> None:
+        self.bulk = BulkPort(bulk) if bulk is not None else None
         self._conn = conn
         self._reported = -1.0
+
+    def wait(self) -> None:
+        """Until there is something to do: a command, or a block."""
+        wait([self._conn] if self.bulk is None else [self._conn, self.bulk])
 
     def pending(self) -> bool:
         return self._conn.poll()
