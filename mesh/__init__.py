@@ -2,3 +2,10 @@
 
 Imports no service. Services import each other only through this package and the contract (`shoal`).
 """
+
+import os
+
+# Read when grpc is first imported, so it stands where every service passes before that. With this experiment of its
+# core's, a client's messages are handed through four threads more; without it, the thread that waits for events reads
+# the sockets too. A streamed token costs a gateway 25 us in grpc.aio instead of 40 (grpcio 1.85).
+os.environ.setdefault("GRPC_EXPERIMENTS", "-event_engine_client")
