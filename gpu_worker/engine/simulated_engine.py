@@ -48,6 +48,11 @@ def build_simulated(config: EngineConfig, progress: "Progress") -> BatchingEngin
     """Raises LoadError, or InvalidRequest if there is no such model."""
     folder = find(config.model)
     progress(0.0, "reading what the model folder says, but no weights")
+    return around(config, folder)
+
+
+def around(config: EngineConfig, folder: ModelFolder) -> BatchingEngine:
+    """An engine that simulates a model by what its folder says. Raises LoadError."""
     facts = facts_of(folder)
     words = word_ids(folder.tokenizer, facts.vocab_size, facts.eos_token_ids)
     runner = SimulatedRunner(timing_of(config), Words(words, config.simulated_answer_tokens))

@@ -1,5 +1,6 @@
 """Engines for tests: a tiny random Llama made here, and the real model where it was pulled."""
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -7,11 +8,12 @@ from typing import Any
 import pytest
 import torch
 
+from gpu_worker.engine import simulated_engine, torch_engine
 from gpu_worker.engine.api import ChoicePlan, Event, FinishedEvent, Plan, StepResult, TokensEvent
 from gpu_worker.engine.config import EngineConfig
 from gpu_worker.engine.engine import BatchingEngine
-from gpu_worker.engine.torch_engine import around
 from gpu_worker.models.registry import LoadedModel, load
+from mesh.blocks import BLOCK_TOKENS
 from mesh.models import DEFAULT_MODEL, ModelFolder, cache_dir
 from mesh.sampling import Sampling
 
@@ -101,7 +103,9 @@ class Lab:
         """`blocks` sizes the pool; other settings are EngineConfig's."""
         block_bytes = self.model.decoder.kv_shape.block_bytes(torch.float32)
         settings = {"kv_promised": 1000.0} | settings
-        return around(EngineConfig(model="tiny", kv_bytes=blocks * block_bytes, **settings), self.folder, self.model)
+        return torch_engine.around(
+            EngineConfig(model="tiny", kv_bytes=blocks * block_bytes, **settings), self.folder, self.model
+        )
 
     def plan(self, request_id: str = "r", prompt: list[int] | None = None, **options: Any) -> Plan:
         """A greedy plan of one choice; attempt, choices, cache_salt and adapter are the plan's, others Sampling's."""
@@ -134,9 +138,30 @@ class Lab:
         return self.finish(engine).ids.get((plan.request_id, plan.choices[0].index), [])
 
 
+class SimulatedLab(Lab):
+    """The same, around no model at all: the engine's own work, with nothing computed and no time taken."""
+
+    def engine(self, blocks: int = 256, **settings: Any) -> BatchingEngine:
+        instant = {f"simulated_{name}": 0 for name in ("step_ms", "row_us", "context_us")}
+        instant |= {"simulated_prefill_tokens_per_s": math.inf, "simulated_kv_bytes_per_token": 1}
+        settings = {"kv_promised": 1000.0, "kv_bytes": blocks * BLOCK_TOKENS} | instant | settings
+        return simulated_engine.around(EngineConfig(model="tiny", kind="simulated", **settings), self.folder)
+
+
 @pytest.fixture(scope="session")
-def lab(tiny_folder: ModelFolder, tiny_model: LoadedModel) -> Lab:
+def torch_lab(tiny_folder: ModelFolder, tiny_model: LoadedModel) -> Lab:
     return Lab(tiny_folder, tiny_model)
+
+
+@pytest.fixture(scope="session")
+def simulated_lab(tiny_folder: ModelFolder, tiny_model: LoadedModel) -> Lab:
+    return SimulatedLab(tiny_folder, tiny_model)
+
+
+@pytest.fixture(scope="session")
+def lab(torch_lab: Lab) -> Lab:
+    """The lab that computes. Files whose tests are about the engine's own work override it by both."""
+    return torch_lab
 
 
 @pytest.fixture

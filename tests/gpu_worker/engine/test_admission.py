@@ -31,6 +31,12 @@ BAD = [
 ]
 
 
+@pytest.fixture(scope="module", params=["torch_lab", "simulated_lab"])
+def lab(request):
+    """What is tested here is the engine's own work, so it holds for either."""
+    return request.getfixturevalue(request.param)
+
+
 @pytest.mark.parametrize(("options", "field"), BAD)
 def test_what_can_never_run_is_refused_by_name_and_neighbours_go_on(lab, answers, options, field):
     """B25 and B04 at the engine's edge."""

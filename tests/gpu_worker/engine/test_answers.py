@@ -13,6 +13,12 @@ def prompts(count: int, lab, low: int = 1, high: int = 90) -> list[list[int]]:
     return [[rng.randrange(3, lab.vocab) for _ in range(rng.randint(low, high))] for _ in range(count)]
 
 
+@pytest.fixture(scope="module", params=["torch_lab", "simulated_lab"])
+def lab(request):
+    """What is tested here is the engine's own work, so it holds for either."""
+    return request.getfixturevalue(request.param)
+
+
 @pytest.fixture(scope="module")
 def reference(tiny_folder):
     """Greedy output of transformers on the same weights."""
@@ -30,14 +36,14 @@ def reference(tiny_folder):
     return greedy
 
 
-def test_greedy_answers_equal_the_reference_alone_and_together(lab, reference):
-    wanted = {f"r{i}": (prompt, reference(prompt, 12)) for i, prompt in enumerate(prompts(10, lab))}
-    engine = lab.engine(prefill_chunk=24)
+def test_greedy_answers_equal_the_reference_alone_and_together(torch_lab, reference):
+    wanted = {f"r{i}": (prompt, reference(prompt, 12)) for i, prompt in enumerate(prompts(10, torch_lab))}
+    engine = torch_lab.engine(prefill_chunk=24)
     for request_id, (prompt, ids) in wanted.items():
-        assert lab.answer(engine, lab.plan(request_id, prompt, max_tokens=12, cache_salt=b"alone")) == ids
+        assert torch_lab.answer(engine, torch_lab.plan(request_id, prompt, max_tokens=12, cache_salt=b"alone")) == ids
     for request_id, (prompt, _) in wanted.items():
-        engine.submit(lab.plan(request_id, prompt, max_tokens=12, cache_salt=b"together"))
-    together = lab.finish(engine)
+        engine.submit(torch_lab.plan(request_id, prompt, max_tokens=12, cache_salt=b"together"))
+    together = torch_lab.finish(engine)
     assert {key: ids for (key, _), ids in together.ids.items()} == {key: ids for key, (_, ids) in wanted.items()}
 
 
@@ -136,13 +142,15 @@ def test_a_random_choice_depends_on_seed_choice_and_position_only(lab):
     assert lab.answer(engine, lab.plan("x", prompt, seed=2, **options)) != alone
 
 
-def test_log_probabilities_are_of_the_plain_distribution(lab, tiny_folder, answers):
+def test_log_probabilities_are_of_the_plain_distribution(torch_lab, tiny_folder, answers):
     from transformers import LlamaForCausalLM
 
     model = LlamaForCausalLM.from_pretrained(tiny_folder.path).eval()
-    engine = lab.engine()
-    engine.submit(lab.plan("a", [9, 8, 7], max_tokens=1, temperature=0.5, top_k=1, logit_bias={5: 9.0}, top_logprobs=3))
-    lab.finish(engine, answers)
+    engine = torch_lab.engine()
+    engine.submit(
+        torch_lab.plan("a", [9, 8, 7], max_tokens=1, temperature=0.5, top_k=1, logit_bias={5: 9.0}, top_logprobs=3)
+    )
+    torch_lab.finish(engine, answers)
     (logprob,) = next(event.logprobs for event in answers.events if getattr(event, "logprobs", None))
     with torch.inference_mode():
         wanted = model(torch.tensor([[9, 8, 7]])).logits[0, -1].log_softmax(-1)

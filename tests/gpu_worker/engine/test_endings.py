@@ -6,6 +6,12 @@ from gpu_worker.engine.api import ChoicePlan, FinishedEvent, Reason
 from mesh.errors import AlreadyExists
 
 
+@pytest.fixture(scope="module", params=["torch_lab", "simulated_lab"])
+def lab(request):
+    """What is tested here is the engine's own work, so it holds for either."""
+    return request.getfixturevalue(request.param)
+
+
 @pytest.mark.parametrize(
     ("prompt_tokens", "max_tokens", "output"), [(255, 1, 1), (250, 100, 6), (1, 255, 255), (3, 1, 1)]
 )
@@ -37,14 +43,14 @@ def test_min_tokens_holds_endings_back(lab):
     assert (end.reason, end.completion_tokens) == (Reason.LENGTH, 8)
 
 
-def test_eos_ends_a_choice_unless_it_is_ignored(lab):
-    engine = lab.engine()
-    options = {"max_tokens": 4, "logit_bias": {lab.eos: 100.0}}
-    engine.submit(lab.plan("a", ignore_eos=False, **options))
-    engine.submit(lab.plan("b", ignore_eos=True, **options))
-    answers = lab.finish(engine)
-    assert (answers.ends["a", 0].reason, answers.ends["a", 0].stop_token_id) == (Reason.STOP, lab.eos)
-    assert answers.ids["b", 0] == [lab.eos] * 4
+def test_eos_ends_a_choice_unless_it_is_ignored(torch_lab):
+    engine = torch_lab.engine()
+    options = {"max_tokens": 4, "logit_bias": {torch_lab.eos: 100.0}}
+    engine.submit(torch_lab.plan("a", ignore_eos=False, **options))
+    engine.submit(torch_lab.plan("b", ignore_eos=True, **options))
+    answers = torch_lab.finish(engine)
+    assert (answers.ends["a", 0].reason, answers.ends["a", 0].stop_token_id) == (Reason.STOP, torch_lab.eos)
+    assert answers.ids["b", 0] == [torch_lab.eos] * 4
 
 
 def test_stop_choice_ends_one_choice_and_counts_what_was_kept(lab, answers):

@@ -14,6 +14,12 @@ from gpu_worker.engine.api import ChoicePlan, Reason
 PROMPTS = [list(range(3, 3 + length)) for length in (1, 15, 16, 17, 40, 60)] + [[9, 8, 7] * 9]
 
 
+@pytest.fixture(scope="module", params=["torch_lab", "simulated_lab"])
+def lab(request):
+    """What is tested here is the engine's own work, so it holds for either."""
+    return request.getfixturevalue(request.param)
+
+
 @pytest.fixture(scope="module")
 def traffic(lab):
     """The machine's class, bound to the tiny model."""
@@ -134,37 +140,37 @@ class Faulty:
 
 
 @pytest.mark.parametrize("how", ["raise", "nan"])
-def test_a_sequence_that_breaks_a_step_ends_alone(lab, answers, how):
+def test_a_sequence_that_breaks_a_step_ends_alone(torch_lab, answers, how):
     """B25: its neighbours in the same batch go on, and what it computed is found by nobody."""
-    engine = lab.engine(prefill_chunk=48)
-    good = [lab.plan(f"good{i}", [10 + i] * (12 + i), max_tokens=10) for i in range(2)]
-    bad = lab.plan("bad", [11] * 20 + [90] * 30, max_tokens=10)
-    calm = {plan.request_id: lab.answer(lab.engine(), plan) for plan in [*good, bad]}
+    engine = torch_lab.engine(prefill_chunk=48)
+    good = [torch_lab.plan(f"good{i}", [10 + i] * (12 + i), max_tokens=10) for i in range(2)]
+    bad = torch_lab.plan("bad", [11] * 20 + [90] * 30, max_tokens=10)
+    calm = {plan.request_id: torch_lab.answer(torch_lab.engine(), plan) for plan in [*good, bad]}
     healthy = engine._runner._decoder
     engine._runner._decoder = Faulty(healthy, 90, how)
     for plan in (good[0], bad, good[1]):
         engine.submit(plan)
-    lab.finish(engine, answers)
+    torch_lab.finish(engine, answers)
     end = answers.ends.pop(("bad", 0))
     assert (end.reason, end.completion_tokens) == (Reason.ERROR, 0)
     assert end.message
     assert answers.ids == {(plan.request_id, 0): calm[plan.request_id] for plan in good}
     engine._runner._decoder = healthy
-    assert lab.answer(engine, bad) == calm["bad"]
+    assert torch_lab.answer(engine, bad) == calm["bad"]
 
 
-def test_the_blocks_of_a_broken_sequence_come_back_clean(lab):
-    plans = [lab.plan(f"r{i}", [20 + i] * length, max_tokens=20) for i, length in enumerate((3, 40))]
-    calm = {(plan.request_id, 0): lab.answer(lab.engine(), plan) for plan in plans}
-    engine = lab.engine(blocks=8)
+def test_the_blocks_of_a_broken_sequence_come_back_clean(torch_lab):
+    plans = [torch_lab.plan(f"r{i}", [20 + i] * length, max_tokens=20) for i, length in enumerate((3, 40))]
+    calm = {(plan.request_id, 0): torch_lab.answer(torch_lab.engine(), plan) for plan in plans}
+    engine = torch_lab.engine(blocks=8)
     healthy = engine._runner._decoder
     engine._runner._decoder = Faulty(healthy, 90, "nan")
-    engine.submit(lab.plan("bad", [90] * 120))
-    assert lab.finish(engine).ends["bad", 0].reason == Reason.ERROR
+    engine.submit(torch_lab.plan("bad", [90] * 120))
+    assert torch_lab.finish(engine).ends["bad", 0].reason == Reason.ERROR
     engine._runner._decoder = healthy
     for plan in plans:
         engine.submit(plan)
-    assert lab.finish(engine).ids == calm  # decoded together, masked where the shorter one has nothing
+    assert torch_lab.finish(engine).ids == calm  # decoded together, masked where the shorter one has nothing
 
 
 def test_prompt_tokens_count_once_however_they_are_cut_and_recomputed_ones_apart(lab, answers):
