@@ -149,7 +149,7 @@ def start_mesh(model: str, tmp_path: Path) -> Iterator[Callable[..., Mesh]]:
     """`start_mesh(workers=2, env={...})` starts a mesh of its own for a test that breaks it."""
     meshes: list[Iterator[Mesh]] = []
 
-    def start(env: dict[str, str] | None = None, **plan: int | bool) -> Mesh:
+    def start(env: dict[str, str] | None = None, **plan: str | int | bool) -> Mesh:
         context = running(tmp_path / f"mesh-{len(meshes)}", MeshPlan(model=model, **plan), env or {})  # type: ignore[arg-type]
         meshes.append(context)  # type: ignore[arg-type]
         return context.__enter__()
