@@ -1,0 +1,46 @@
+"""`python -m cache_service`: one replica, from its settings to a clean exit. Exit codes: mesh/process.py."""
+
+import asyncio
+import logging
+import secrets
+import sys
+from contextlib import aclosing
+
+from cache_service.cold import ColdStore
+from cache_service.metrics import Metrics
+from cache_service.redis_bundles import RedisBundles
+from cache_service.service import CacheService
+from cache_service.settings import CacheSettings
+from mesh.process import run_service
+from mesh.server import InFlight, Server
+from mesh.telemetry import Telemetry
+
+log = logging.getLogger("shoal.cache")
+
+
+async def serve(settings: CacheSettings, telemetry: Telemetry, stopping: asyncio.Event) -> None:
+    """Listen until `stopping`, then drain. Health says SERVING while Redis answers; without it, all is a miss."""
+    metrics, in_flight = Metrics(telemetry.registry), InFlight()
+    redis = RedisBundles(settings.redis_url, settings.redis_timeout_s, settings.ttl_s)
+    async with aclosing(redis):
+        store = ColdStore(redis, settings.limits(), metrics)
+        service = CacheService(store, settings.limits(), metrics, in_flight)
+        server = Server(service.registration(), telemetry.server_interceptors(), in_flight)
+        grpc_port = await server.start(settings.host, settings.port)
+        ports = {"event": "listening", "grpc_port": grpc_port, "metrics_port": telemetry.serve_metrics()}
+        log.info("listening", extra={"fields": ports})
+        async with asyncio.TaskGroup() as tasks:
+            watching = tasks.create_task(store.watch(server.set_serving))
+            await stopping.wait()
+            log.info("draining")
+            await server.drain(settings.drain_s)
+            watching.cancel()
+
+
+def main() -> int:
+    """The process's exit code."""
+    return run_service(CacheSettings, lambda _: f"cache-{secrets.token_hex(4)}", serve)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,14 @@
+"""What one call may ask for, and what all of them may hold together."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """`held_bytes` bounds what is being received, and again what is being sent."""
+
+    max_keys: int
+    max_bundle_bytes: int
+    held_bytes: int
+    stall_s: float
+    connections: int

@@ -1,0 +1,61 @@
+"""The cache service's settings."""
+
+from typing import ClassVar, Self
+
+from pydantic import Field, field_validator, model_validator
+from redis.asyncio.connection import parse_url
+
+from cache_service.limits import Limits
+from mesh.settings import ServiceSettings
+
+MIB = 1024 * 1024
+
+
+class CacheSettings(ServiceSettings):
+    """Variables are SHOAL_CACHE_<FIELD>."""
+
+    service: ClassVar[str] = "CACHE"
+
+    port: int = Field(50081, ge=0, le=65535, description="gRPC port. 0 = any free port.")
+    redis_url: str = Field(
+        "redis://127.0.0.1:6390/0",
+        description="Redis that holds the bundles; let it evict by LFU at its cap (allkeys-lfu, volatile-lfu).",
+    )
+    redis_timeout_s: float = Field(
+        0.25,
+        gt=0,
+        le=60,
+        description="Seconds in which Redis must answer, and 10 ms more for each MiB that it carries.",
+    )
+    connections: int = Field(16, ge=1, le=1024, description="Most connections to Redis; further calls wait for one.")
+    ttl_s: float = Field(3600, ge=1, description="Seconds that a bundle is kept after it was last stored or read.")
+    max_keys: int = Field(65_536, ge=1, description="Most blocks in one Match or Get.")
+    max_bundle_bytes: int = Field(64 * MIB, ge=1, description="Largest bundle taken: one block's KV of all layers.")
+    held_bytes: int = Field(
+        256 * MIB, ge=1, description="Most bytes of bundles in memory that are being received; as many that are sent."
+    )
+    stall_s: float = Field(
+        10, gt=0, description="Seconds in which a sender must bring a whole bundle, and a reader take a piece."
+    )
+
+    @field_validator("redis_url")
+    @classmethod
+    def _is_url(cls, url: str) -> str:
+        parse_url(url)
+        return url
+
+    @model_validator(mode="after")
+    def _one_bundle_fits(self) -> Self:
+        if self.max_bundle_bytes > self.held_bytes:
+            raise ValueError(f"{self.variable('max_bundle_bytes')} is over {self.variable('held_bytes')}")
+        return self
+
+    def limits(self) -> Limits:
+        """What one call, and all of them, may take."""
+        return Limits(
+            max_keys=self.max_keys,
+            max_bundle_bytes=self.max_bundle_bytes,
+            held_bytes=self.held_bytes,
+            stall_s=self.stall_s,
+            connections=self.connections,
+        )
