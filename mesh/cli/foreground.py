@@ -59,6 +59,7 @@ class Foreground:
         self._console.print("Draining and stopping … (Ctrl-C again kills)", highlight=False)
 
     def _hear(self, mesh: MeshState) -> None:
+        self._told &= {process.name for process in mesh.processes}  # one that was scaled away may come again
         for process in mesh.processes:
             if process.state == "ready" and process.name not in self._told and not self._console.is_terminal:
                 self._told.add(process.name)

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from mesh.cli import chat, doctor, down, pull, status, up
+from mesh.cli import bench, chat, doctor, down, pull, scale, status, up
 from mesh.cli.problem import Problem
 
 # rich would draw boxes around the help and double the time it takes.
@@ -23,9 +23,11 @@ app = typer.Typer(
 app.command("up")(up.command)
 app.command("chat")(chat.command)
 app.command("status")(status.command)
+app.command("scale")(scale.command)
 app.command("down")(down.command)
 app.command("pull")(pull.command)
 app.command("doctor")(doctor.command)
+app.add_typer(bench.app, name="bench")
 
 
 def _tell_version(wanted: bool) -> None:

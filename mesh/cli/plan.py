@@ -3,9 +3,12 @@
 import os
 import socket
 import sys
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from mesh.cli import targets
+from mesh.cli.roles import Change
 from mesh.cli.state import logs_dir
 
 HOST = "127.0.0.1"
@@ -24,6 +27,7 @@ class MeshPlan:
     workers: int = 1
     gateways: int = 1
     schedulers: int = 1
+    caches: int = 1
     first_http_port: int = 8000
     first_grpc_port: int = 50051
     restart: bool = True
@@ -44,15 +48,24 @@ class ProcessSpec:
         return f"{self.role}-{self.index}"
 
     @property
+    def address(self) -> str:
+        """Where its gRPC server listens."""
+        return f"{HOST}:{self.ports['grpc']}"
+
+    @property
     def log(self) -> Path:
         return logs_dir() / f"{self.name}.log"
 
 
 class Ports:
-    """Hands out free loopback ports, none twice."""
+    """Hands out free loopback ports, none twice until it is released."""
 
     def __init__(self) -> None:
         self._taken: set[int] = set()
+
+    def release(self, ports: Iterable[int]) -> None:
+        """They may be handed out again."""
+        self._taken.difference_update(ports)
 
     def from_(self, first: int) -> int:
         """The first free port at or above `first`, within a hundred."""
@@ -61,7 +74,7 @@ class Ports:
                 self._taken.add(port)
                 return port
         raise PlanError(
-            f"no free port from {first} to {first + 99}: stop what listens there or name another first port"
+            f"no free port from {first} to {min(first + 99, 65535)}: stop what listens there or name another first port"
         )
 
 
@@ -75,19 +88,85 @@ def _is_free(port: int) -> bool:
         return True
 
 
-def processes(plan: MeshPlan) -> list[ProcessSpec]:
-    """Every process of the mesh, in the order of starting. Raises PlanError."""
-    ports = Ports()
-    redis = _valkey(ports.from_(6390))
-    schedulers = [_scheduler(index, ports) for index in range(plan.schedulers)]
-    addresses = ",".join(f"{HOST}:{spec.ports['grpc']}" for spec in schedulers)
-    shared = {"SHOAL_MODEL": plan.model, "SHOAL_SCHEDULERS": addresses}
-    workers = [_worker(index, plan, shared, ports) for index in range(plan.workers)]
-    redis_url = f"redis://{HOST}:{redis.ports['redis']}/0"
-    gateways = [
-        _gateway(index, plan, shared | {"SHOAL_GATEWAY_REDIS_URL": redis_url}, ports) for index in range(plan.gateways)
-    ]
-    return [redis, *schedulers, *workers, *gateways]
+class Layout:
+    """Plans the processes of one mesh, at its start and when it is scaled, and keeps their ports apart."""
+
+    def __init__(self, plan: MeshPlan) -> None:
+        self._plan = plan
+        self._ports = Ports()
+        self._redis_url = ""
+
+    def first(self) -> list[ProcessSpec]:
+        """Every process that the plan asks for, in the order of starting. Raises PlanError."""
+        plan = self._plan
+        port = self._ports.from_(6390)
+        self._redis_url = f"redis://{HOST}:{port}/0"
+        counts = {"cache": plan.caches, "scheduler": plan.schedulers, "worker": plan.workers, "gateway": plan.gateways}
+        wanted = [Change(role, added=tuple(range(count))) for role, count in counts.items()]
+        return [_valkey(port), *self.more(wanted, plan.workers)]
+
+    def more(self, changes: Iterable[Change], workers: int) -> list[ProcessSpec]:
+        """What the changes add to a mesh that will have so many workers. Raises PlanError; no port is taken then."""
+        specs: list[ProcessSpec] = []
+        try:
+            for change in changes:
+                for index in change.added:
+                    specs.append(self._service(change.role, index, workers))
+        except PlanError:
+            self.forget(specs)
+            raise
+        return specs
+
+    def forget(self, specs: Iterable[ProcessSpec]) -> None:
+        """They are gone: their ports may be given to others."""
+        for spec in specs:
+            self._ports.release(spec.ports.values())
+
+    def _service(self, role: str, index: int, workers: int) -> ProcessSpec:
+        ports: dict[str, int] = {}
+        try:
+            for use, first in self._first_ports(role).items():
+                ports[use] = self._ports.from_(first)
+        except PlanError:
+            self._ports.release(ports.values())
+            raise
+        prefix = f"SHOAL_{role.upper()}_"
+        env = {f"{prefix}{_variable(role, use)}": str(port) for use, port in ports.items()}
+        env |= {f"{prefix}HOST": HOST} | self._env(role, workers)
+        return ProcessSpec(role=role, index=index, argv=[sys.executable, "-m", MODULE[role]], env=env, ports=ports)
+
+    def _first_ports(self, role: str) -> dict[str, int]:
+        own = {"http": self._plan.first_http_port, "grpc": self._plan.first_grpc_port} if role == "gateway" else {}
+        return own | FIRST_PORTS[role]
+
+    def _env(self, role: str, workers: int) -> dict[str, str]:
+        """What a role is told beyond its ports."""
+        model = {"SHOAL_MODEL": self._plan.model}
+        if role == "gateway":
+            schedulers = targets.url(targets.GATEWAY_SCHEDULERS)
+            return model | {"SHOAL_SCHEDULERS": schedulers, "SHOAL_GATEWAY_REDIS_URL": self._redis_url}
+        if role == "worker":
+            threads = max(1, (os.cpu_count() or 1) // workers)
+            return model | {
+                "SHOAL_SCHEDULERS": targets.url(targets.WORKER_SCHEDULERS),
+                "SHOAL_WORKER_KIND": self._plan.engine,
+                "SHOAL_WORKER_THREADS": os.environ.get("SHOAL_WORKER_THREADS", str(threads)),
+            }
+        return {"SHOAL_CACHE_REDIS_URL": self._redis_url} if role == "cache" else {}
+
+
+MODULE = {"gateway": "gateway", "scheduler": "scheduler", "worker": "gpu_worker", "cache": "cache_service"}
+FIRST_PORTS = {
+    "gateway": {"metrics": 9151},
+    "scheduler": {"grpc": 50061, "metrics": 9161},
+    "worker": {"grpc": 50071, "metrics": 9171},
+    "cache": {"grpc": 50081, "metrics": 9181},
+}
+
+
+def _variable(role: str, use: str) -> str:
+    """A port's setting. A service that has one server calls its port simply that."""
+    return "PORT" if use == "grpc" and role != "gateway" else f"{use.upper()}_PORT"
 
 
 def _valkey(port: int) -> ProcessSpec:
@@ -100,39 +179,3 @@ def _valkey(port: int) -> ProcessSpec:
         *("--maxmemory", "512mb", "--maxmemory-policy", "volatile-lfu"),
     ]
     return ProcessSpec(role="valkey", index=0, argv=argv, ports={"redis": port})
-
-
-def _service(role: str, module: str, index: int, env: dict[str, str], ports: dict[str, int]) -> ProcessSpec:
-    prefix = f"SHOAL_{role.upper()}_"
-    numbers = {
-        f"{prefix}{_VARIABLE[role].get(name, name + '_port').upper()}": str(port) for name, port in ports.items()
-    }
-    return ProcessSpec(
-        role=role,
-        index=index,
-        argv=[sys.executable, "-m", module],
-        env=env | numbers | {f"{prefix}HOST": HOST},
-        ports=ports,
-    )
-
-
-# Where a service's gRPC port is simply called `port`.
-_VARIABLE = {"scheduler": {"grpc": "port"}, "worker": {"grpc": "port"}, "gateway": {}}
-
-
-def _scheduler(index: int, ports: Ports) -> ProcessSpec:
-    return _service("scheduler", "scheduler", index, {}, {"grpc": ports.from_(50061), "metrics": ports.from_(9161)})
-
-
-def _worker(index: int, plan: MeshPlan, shared: dict[str, str], ports: Ports) -> ProcessSpec:
-    threads = max(1, (os.cpu_count() or 1) // plan.workers)
-    env = shared | {
-        "SHOAL_WORKER_KIND": plan.engine,
-        "SHOAL_WORKER_THREADS": os.environ.get("SHOAL_WORKER_THREADS", str(threads)),
-    }
-    return _service("worker", "gpu_worker", index, env, {"grpc": ports.from_(50071), "metrics": ports.from_(9171)})
-
-
-def _gateway(index: int, plan: MeshPlan, shared: dict[str, str], ports: Ports) -> ProcessSpec:
-    bound = {"http": ports.from_(plan.first_http_port), "grpc": ports.from_(plan.first_grpc_port)}
-    return _service("gateway", "gateway", index, shared, bound)

@@ -43,6 +43,7 @@ class ManagedProcess:
         self.spec = spec
         self.phase = "starting"
         self.why = ""  # how the process last ended, until it is ready again
+        self.failure: StartFailed | None = None
         self._since = time.time()
         self._ended_pid: int | None = None
         self.restarts = 0
@@ -124,6 +125,11 @@ class ManagedProcess:
             return False
         finally:
             self._tell_the_end(process)
+
+    def give_up(self, failure: StartFailed) -> None:
+        """`run` raised this, and the mesh goes on without the process."""
+        self.failure = failure
+        self._set("failed")
 
     def kill(self) -> None:
         """SIGKILL, at once, to the process and to all that it started in its session."""

@@ -13,9 +13,9 @@ from mesh.models import cache_dir
 
 
 class ProcessState(msgspec.Struct, frozen=True, kw_only=True):
-    """One process of the mesh. `state` is starting, ready, restarting, stopping or stopped, `since` a Unix time.
+    """One process of the mesh. `state` is starting, ready, restarting, stopping, stopped or failed.
 
-    `why` says how it last ended; empty once it is ready again.
+    `since` is the Unix time of that; `why` says how it last ended; empty once it is ready again.
     """
 
     role: str
@@ -36,8 +36,9 @@ class ProcessState(msgspec.Struct, frozen=True, kw_only=True):
 class MeshState(msgspec.Struct, frozen=True, kw_only=True):
     """The whole local mesh. `phase` is starting, ready, degraded, stopping or failed; `message` says why it failed.
 
-    It is degraded when it has been ready and not every process is now. `model` is the name that clients ask for,
-    `notices` what the user should be told once, a sentence each.
+    It is degraded when it has been ready and not every process is now, those that come or go by scaling left aside.
+    Urls and addresses are of processes that may be turned to; `processes` are all. `model` is the name that clients
+    ask for, `notices` what the user should be told once, a sentence each.
     """
 
     supervisor_pid: int

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from mesh.cli.problem import Problem
+from mesh.cli.roles import FEWEST, MOST
 from mesh.models import DEFAULT_MODEL
 
 if TYPE_CHECKING:
@@ -30,9 +31,15 @@ class EngineKind(StrEnum):
     SIMULATED = "simulated"
 
 
-Workers = Annotated[int, typer.Option(min=1, max=64, help="How many gpu_worker processes.")]
-Gateways = Annotated[int, typer.Option(min=1, max=16, help="How many gateway processes.")]
-Schedulers = Annotated[int, typer.Option(min=1, max=8, help="How many scheduler processes.")]
+Workers = Annotated[int, typer.Option(min=FEWEST["worker"], max=MOST["worker"], help="How many gpu_worker processes.")]
+Gateways = Annotated[int, typer.Option(min=FEWEST["gateway"], max=MOST["gateway"], help="How many gateway processes.")]
+Schedulers = Annotated[
+    int, typer.Option(min=FEWEST["scheduler"], max=MOST["scheduler"], help="How many scheduler processes.")
+]
+Caches = Annotated[
+    int,
+    typer.Option(min=FEWEST["cache"], max=MOST["cache"], help="How many cache_service processes; 0 = no shared KV."),
+]
 Model = Annotated[str, typer.Option(help="Name of a pulled model, or the path of a model folder.")]
 Engine = Annotated[
     EngineKind,
@@ -55,6 +62,7 @@ def command(
     workers: Workers = 1,
     gateways: Gateways = 1,
     schedulers: Schedulers = 1,
+    caches: Caches = 1,
     engine: Engine = EngineKind.TORCH,
     detach: Detach = False,
     http_port: HttpPort = 8000,
@@ -62,7 +70,7 @@ def command(
     restart: Restart = True,
     timeout_s: Timeout = 180.0,
 ) -> None:
-    """Start the mesh on this machine: Valkey, scheduler, workers and gateway, as real processes."""
+    """Start the mesh on this machine: Valkey, cache, scheduler, workers and gateway, as real processes."""
     from mesh.cli import state
     from mesh.cli.plan import MeshPlan
 
@@ -77,6 +85,7 @@ def command(
         workers=workers,
         gateways=gateways,
         schedulers=schedulers,
+        caches=caches,
         first_http_port=http_port,
         first_grpc_port=grpc_port,
         restart=restart,
@@ -166,7 +175,7 @@ def _wait_ready(supervisor: "subprocess.Popen[bytes]", timeout_s: float, say: "C
         mesh = state.last()
         if mesh is not None and mesh.supervisor_pid == supervisor.pid:
             stop_s = mesh.stop_s
-            if mesh.phase == "ready":
+            if mesh.phase in ("ready", "degraded"):
                 return mesh
             if mesh.phase == "failed":
                 raise Problem(f"the mesh did not start: {mesh.message}", f"logs: {state.logs_dir()}")

@@ -1,40 +1,31 @@
-"""How the running mesh looks in a terminal: its processes, their load, and what to try first."""
+"""How the running mesh looks in a terminal: its processes, their load, how it is scaled, and what to try first."""
 
 import json
 import shlex
 import shutil
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-import grpc
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from mesh.cli import probes
 from mesh.cli.state import MeshState
-from mesh.client import connect
-from shoal.scheduler.v1 import scheduler_pb2, scheduler_pb2_grpc
+from shoal.scheduler.v1 import scheduler_pb2
 
 QUESTION = "What is the capital of France?"
-_COLOURS = {"ready": "green", "starting": "yellow", "restarting": "yellow", "stopping": "yellow", "stopped": "dim"}
+_UNDER_WAY = ("starting", "restarting", "leaving", "draining", "stopping")
+_COLOURS = {"ready": "green", "stopped": "dim"} | dict.fromkeys(_UNDER_WAY, "yellow")
 
 
 async def mesh_load(state: MeshState, timeout_s: float = 1.0) -> scheduler_pb2.MeshLoad | None:
     """The mesh as its first answering scheduler sees it; None if none answers."""
     for address in state.scheduler_addresses:
-        async with connect(address) as channel:
-            call = scheduler_pb2_grpc.SchedulerServiceStub(channel).WatchLoad(
-                scheduler_pb2.WatchLoadRequest(), timeout=timeout_s
-            )
-            try:
-                async for load in call:
-                    return load
-            except grpc.aio.AioRpcError:
-                continue
-            finally:
-                call.cancel()
+        if (load := await probes.mesh_load(address, timeout_s)) is not None:
+            return load
     return None
 
 
@@ -89,6 +80,22 @@ def _workers(state: MeshState, load: scheduler_pb2.MeshLoad) -> Table:
             f"{now.decode_tokens_per_s:.0f}",
         )
     return rows
+
+
+def steps(of: Mapping[str, str]) -> RenderableType:
+    """How far each process is that comes or goes; what is said of the empty name stands alone."""
+    rows = _columns("process", "state", right=())
+    for process, step in of.items():
+        if process:
+            rows.add_row(process, Text(step, style=_COLOURS.get(step, "")))
+    return Group(Text(of[""]), rows) if "" in of and len(of) == 1 else rows
+
+
+def scaled(counts: Mapping[str, int], killed: Sequence[str]) -> str:
+    """What there is after scaling."""
+    have = ", ".join(f"{count} {role}{'' if count == 1 else 's'}" for role, count in counts.items())
+    late = f" Killed, because not drained in time: {', '.join(killed)}." if killed else ""
+    return f"The mesh has {have}.{late}"
 
 
 def _columns(*names: str, right: Sequence[str]) -> Table:

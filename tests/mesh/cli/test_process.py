@@ -13,10 +13,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from mesh.cli.plan import MeshPlan, PlanError, Ports, ProcessSpec, processes
+from mesh.cli.plan import ProcessSpec
 from mesh.cli.process import ManagedProcess, StartFailed, ending
 from mesh.cli.supervisor import unread_variables
-from mesh.models import DEFAULT_MODEL
 
 Eventually = Callable[..., Awaitable[object]]
 FOREVER = "import signal; print('up', flush=True); signal.pause()"
@@ -142,25 +141,6 @@ async def test_children_end_when_their_supervisor_is_killed(eventually: Eventual
         assert psutil.pid_exists(child)
         supervisor.kill()
     await eventually(lambda: not psutil.pid_exists(child))
-
-
-def test_a_plan_gives_every_process_ports_of_its_own() -> None:
-    specs = processes(MeshPlan(model=DEFAULT_MODEL, workers=3, gateways=2, schedulers=2))
-    ports = [port for spec in specs for port in spec.ports.values()]
-    assert len(set(ports)) == len(ports)
-    assert [spec.role for spec in specs] == ["valkey"] + ["scheduler"] * 2 + ["worker"] * 3 + ["gateway"] * 2
-    workers = [spec for spec in specs if spec.role == "worker"]
-    assert workers[0].env["SHOAL_SCHEDULERS"].count(",") == 1
-
-
-def test_a_port_in_use_is_passed_over_and_none_left_is_said() -> None:
-    import socket
-
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
-        assert Ports().from_(port) != port
-    with pytest.raises(PlanError, match="no free port"):
-        Ports().from_(65536)
 
 
 async def test_the_record_tells_a_process_s_life_with_its_pids(

@@ -1,0 +1,78 @@
+"""The plan of a local mesh: processes with ports and variables of their own, at the start and when it is scaled."""
+
+import os
+import socket
+from pathlib import Path
+
+import pytest
+
+from mesh.cli import targets
+from mesh.cli.plan import Layout, MeshPlan, PlanError, Ports
+from mesh.cli.roles import Change
+from mesh.discovery import Targets
+from mesh.models import DEFAULT_MODEL
+
+PLAN = MeshPlan(model=DEFAULT_MODEL, workers=3, gateways=2, schedulers=2, caches=2)
+
+
+def test_a_plan_gives_every_process_ports_of_its_own_and_starts_what_others_stand_on_first() -> None:
+    specs = Layout(PLAN).first()
+    ports = [port for spec in specs for port in spec.ports.values()]
+    assert len(set(ports)) == len(ports)
+    roles = ["valkey"] + ["cache"] * 2 + ["scheduler"] * 2 + ["worker"] * 3 + ["gateway"] * 2
+    assert [spec.role for spec in specs] == roles
+    assert all("metrics" in spec.ports for spec in specs if spec.role != "valkey")
+
+
+def test_what_is_added_has_new_ports_and_what_is_gone_gives_its_own_back() -> None:
+    layout = Layout(PLAN)
+    first = layout.first()
+    added = layout.more([Change("worker", added=(3, 4)), Change("cache", added=(2,))], 5)
+    assert [spec.name for spec in added] == ["worker-3", "worker-4", "cache-2"]
+    taken = {port for spec in first for port in spec.ports.values()}
+    assert taken.isdisjoint(port for spec in added for port in spec.ports.values())
+    layout.forget(added)
+    assert layout.more([Change("cache", added=(2,))], 3)[0].ports == added[2].ports
+
+
+def test_a_plan_without_a_port_takes_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    layout = Layout(MeshPlan(model=DEFAULT_MODEL, first_http_port=65535))
+    layout.first()
+    with pytest.raises(PlanError, match="from 65535 to 65535"):
+        layout.more([Change("worker", added=(1,)), Change("gateway", added=(1,))], 2)
+    assert layout.more([Change("worker", added=(1,))], 2)[0].ports["grpc"] < 50071 + 100
+    free = Layout(MeshPlan(model=DEFAULT_MODEL))
+    free.first()
+    before = free.more([Change("worker", added=(1,))], 2)[0].ports
+    free.forget(free.more([Change("worker", added=(2,))], 2))
+    assert free.more([Change("worker", added=(2,))], 2)[0].ports["grpc"] > before["grpc"]
+
+
+def test_a_new_worker_takes_its_share_of_the_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("SHOAL_WORKER_THREADS", raising=False)
+    monkeypatch.setattr(os, "cpu_count", lambda: 8)
+    layout = Layout(PLAN)
+    threads = [spec.env["SHOAL_WORKER_THREADS"] for spec in layout.first() if spec.role == "worker"]
+    assert threads == ["2"] * 3
+    [more] = layout.more([Change("worker", added=(9,))], 10)
+    assert more.env["SHOAL_WORKER_THREADS"] == "1"
+
+
+def test_peers_are_found_through_files_wherever_the_home_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SHOAL_HOME", str(tmp_path / "a home, with # and %20"))
+    specs = Layout(PLAN).first()
+    for role, name in (("worker", targets.WORKER_SCHEDULERS), ("gateway", targets.GATEWAY_SCHEDULERS)):
+        [where] = {spec.env["SHOAL_SCHEDULERS"] for spec in specs if spec.role == role}
+        read = Targets(where)
+        targets.write(name, ["127.0.0.1:1", "127.0.0.1:2"])
+        assert read.pairs() == [("127.0.0.1", 1), ("127.0.0.1", 2)]
+        targets.write(name, [])
+        assert read.pairs() == []
+
+
+def test_a_port_in_use_is_passed_over_and_none_left_is_said() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        assert Ports().from_(port) != port
+    with pytest.raises(PlanError, match="no free port"):
+        Ports().from_(65536)
