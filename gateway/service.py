@@ -30,8 +30,10 @@ from mesh import models
 from mesh.clients.scheduler import Schedulers
 from mesh.clients.worker import Workers
 from mesh.errors import Unavailable
+from mesh.process import tls_of
 from mesh.server import InFlight, Server
 from mesh.telemetry import Telemetry
+from mesh.tls import Tls
 
 log = logging.getLogger("shoal.gateway")
 
@@ -83,11 +85,12 @@ async def running(
     """A gateway that serves inside the block and drains when it is left."""
     tenants = load_tenants(settings)
     metrics = Metrics(telemetry.registry)
-    schedulers = Schedulers(settings.schedulers)
+    tls = tls_of(settings)
+    schedulers = Schedulers(settings.schedulers, tls)
     async with (
         Offload() as offload,
         Limiter(settings.redis_url, registry=telemetry.registry) as limiter,
-        Workers() as workers,
+        Workers(tls) as workers,
         _until_left(schedulers.run()),
     ):
         mesh = Mesh(
@@ -101,7 +104,7 @@ async def running(
         )
         core = build_core(settings, tenants, mesh, offload)
         async with (
-            _doors(settings, telemetry, core) as (server, gateway),
+            _doors(settings, telemetry, core, tls) as (server, gateway),
             _until_left(_keep_health_true(server, core, schedulers)),
         ):
             yield gateway
@@ -109,13 +112,22 @@ async def running(
 
 
 @asynccontextmanager
-async def _doors(settings: GatewaySettings, telemetry: Telemetry, core: Core) -> AsyncIterator[tuple[Server, Gateway]]:
+async def _doors(
+    settings: GatewaySettings, telemetry: Telemetry, core: Core, tls: Tls | None
+) -> AsyncIterator[tuple[Server, Gateway]]:
     """Both servers, listening."""
     service = InferenceService(core, settings.client_write_timeout_s)
     server = Server({SERVICE: service.add_to}, telemetry.server_interceptors(), core.in_flight)
     limits = HttpLimits(settings.max_body_bytes, settings.body_timeout_s, settings.sse_commit_s)
-    http = HttpServer(build_app(core, limits), settings.host, settings.http_port, settings.client_write_timeout_s)
-    grpc_port = await server.start(settings.host, settings.grpc_port)
+    asked = settings.client_certs == "required"
+    http = HttpServer(
+        build_app(core, limits),
+        settings.host,
+        settings.http_port,
+        settings.client_write_timeout_s,
+        tls.http_server_context(client_certificates=asked) if tls is not None else None,
+    )
+    grpc_port = await server.start(settings.host, settings.grpc_port, tls, client_certificates=asked)
     async with asyncio.TaskGroup() as group:
         group.create_task(http.serve())
         await http.listening.wait()

@@ -21,6 +21,11 @@ class GatewaySettings(ModelSettings):
     tenants_file: str = Field(
         "", description="TOML file of API keys and tenants (gateway/tenants.py). Empty = no keys are asked for."
     )
+    client_certs: str = Field(
+        "none",
+        pattern="^(none|required)$",
+        description="With TLS: required = only clients that show a certificate of the CA come in, by HTTP or gRPC.",
+    )
     allow_anonymous: bool = Field(
         False, description="Serve without API keys although `host` is not loopback. Without it such a start is refused."
     )
@@ -52,6 +57,14 @@ class GatewaySettings(ModelSettings):
     def models(self) -> tuple[str, ...]:
         """Each model of the list, once, in order."""
         return tuple(dict.fromkeys(filter(None, (name.strip() for name in self.model.split(",")))))
+
+    @model_validator(mode="after")
+    def _have_certificates_to_ask_for(self) -> Self:
+        if self.client_certs == "required" and not self.tls_dir:
+            raise ValueError(
+                "client_certs is required and TLS is off: set SHOAL_TLS_DIR, or SHOAL_GATEWAY_CLIENT_CERTS=none"
+            )
+        return self
 
     @model_validator(mode="after")
     def _ask_for_keys_outside_loopback(self) -> Self:

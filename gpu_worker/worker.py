@@ -5,6 +5,7 @@ import logging
 import time
 
 from gpu_worker.bridge import Bridge, Listeners, engine_process
+from gpu_worker.cold.tier import ColdTier
 from gpu_worker.engine.api import StepResult
 from gpu_worker.health import Watch
 from gpu_worker.identity import Identity
@@ -13,15 +14,20 @@ from gpu_worker.metrics import WorkerMetrics
 from gpu_worker.pulse import Pulse
 from gpu_worker.service import WorkerService
 from gpu_worker.settings import WorkerSettings, machine
+from mesh.callers import only_from
 from mesh.clients.attach import Attached, Attacher
 from mesh.clients.board import Board
 from mesh.clients.reports import LoadState
-from mesh.process import ProcessFailed
+from mesh.process import ProcessFailed, tls_of
 from mesh.server import InFlight, Server
 from mesh.telemetry import Telemetry
+from mesh.tls import GATEWAY, OPERATOR
 
 # After the engine is lost: seconds for the streams' last word to leave.
 LAST_WORDS_S = 1.0
+# After a drain: most seconds of what drain_s has left for KV that only this worker has.
+FLUSH_S = 2.0
+CALLERS = (GATEWAY, OPERATOR)
 
 log = logging.getLogger("shoal.worker")
 
@@ -38,17 +44,19 @@ class Worker:
         self.listening = asyncio.Event()
         self.bridge: Bridge | None = None
         self._settings = settings
+        self._tls = tls_of(settings)
         self._telemetry = telemetry
         self._worker_id = worker_id
         self._version = version
         self._metrics = WorkerMetrics(telemetry.registry)
         self._board = Board()
+        self._cold = ColdTier(settings.cold(), self._metrics.cold)
         self._in_flight = InFlight()
 
     async def serve(self, stopping: asyncio.Event) -> None:
         """Until `stopping` is set and what ran has ended or been parked. Raises EngineLost."""
         pulse = Pulse(self._settings.overdue_s)
-        listeners = Listeners(LoadingLine().show, self._stepped, self._board.replace)
+        listeners = Listeners(LoadingLine().show, self._stepped, self._cached)
         async with engine_process(self._settings.engine(), pulse, listeners) as bridge:
             self.bridge = bridge
             why_lost = await self._serve(bridge, stopping)
@@ -57,21 +65,29 @@ class Worker:
 
     async def _serve(self, bridge: Bridge, stopping: asyncio.Event) -> str:
         """Returns why the engine was lost; empty after a drain."""
-        service = WorkerService(bridge, self._in_flight, self._metrics)
-        server = Server(service.registration(), self._telemetry.server_interceptors(), self._in_flight)
-        self.port = await server.start(self._settings.host, self._settings.port)
+        service = WorkerService(bridge, self._cold, self._in_flight, self._metrics)
+        interceptors = [
+            *self._telemetry.server_interceptors(),
+            *only_from(CALLERS, self._tls, self._telemetry.registry),
+        ]
+        server = Server(service.registration(), interceptors, self._in_flight)
+        self.port = await server.start(self._settings.host, self._settings.port, self._tls)
         ports = {"grpc_port": self.port, "metrics_port": self._telemetry.serve_metrics()}
         self.listening.set()
         log.info("listening", extra={"fields": {"event": "listening", **ports}})
         async with asyncio.TaskGroup() as tasks:
             live = tasks.create_task(self._go_live(bridge, server, service))
+            cold = tasks.create_task(self._cold.run(bridge))
             ends = [tasks.create_task(event.wait()) for event in (stopping, bridge.lost)]
             await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+            stopped = time.monotonic()
             if not bridge.lost.is_set():
                 await self._drain(bridge, server)
             lost = bridge.lost.is_set()
             await server.drain(LAST_WORDS_S if lost else min(self._settings.park_s, self._settings.drain_s))
-            for task in (live, *ends):
+            if not lost:
+                await self._cold.flush(min(FLUSH_S, self._settings.drain_s - (time.monotonic() - stopped)))
+            for task in (live, cold, *ends):
                 task.cancel()
         return bridge.why_lost if lost else ""
 
@@ -100,7 +116,7 @@ class Worker:
         attached = Attached(facts, self._board, lambda: self._load(bridge), bridge.park)
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(Watch(bridge, tell, self._settings.hang_exit_s).run())
-            tasks.create_task(Attacher(attached, self._settings.schedulers).run())
+            tasks.create_task(Attacher(attached, self._settings.schedulers, self._tls).run())
 
     async def _drain(self, bridge: Bridge, server: Server) -> None:
         """Take nothing new; let what runs end while there is time, then park it, to go on elsewhere."""
@@ -116,6 +132,11 @@ class Worker:
     def _stepped(self, result: StepResult) -> None:
         self._metrics.stepped(result)
         self._board.note(result.blocks_stored, result.blocks_evicted)
+        self._cold.stepped(result)
+
+    def _cached(self, keys: list[bytes]) -> None:
+        self._board.replace(keys)
+        self._cold.cached(keys)
 
     def _load(self, bridge: Bridge) -> LoadState:
         running, draining, healthy = bridge.running(), self._in_flight.draining, bridge.well()

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import grpc
 
+from mesh.tls import Tls, server_name
 from shoal.channel import channel_options
 
 # google.rpc retry policy for calls that may be repeated: what was refused before it was handled.
@@ -29,10 +30,18 @@ _RETRY = {
 }
 
 
-def connect(address: str) -> grpc.aio.Channel:
-    """A channel to host:port. Connects when first used and again after every loss; close it when done."""
-    options = [*channel_options(), ("grpc.service_config", json.dumps(_RETRY))]
-    return grpc.aio.insecure_channel(address, options=options)
+def connect(address: str, tls: Tls | None = None, identity: str = "") -> grpc.aio.Channel:
+    """A channel to host:port. Connects when first used and again after every loss; close it when done.
+
+    With `tls` the peer must prove that it is `identity` (mesh.tls), whatever its address; without an identity, that
+    the host of `address` is its name.
+    """
+    options: list[tuple[str, int | str]] = [*channel_options(), ("grpc.service_config", json.dumps(_RETRY))]
+    if tls is None:
+        return grpc.aio.insecure_channel(address, options=options)
+    if identity:
+        options.append(("grpc.ssl_target_name_override", server_name(identity)))
+    return grpc.aio.secure_channel(address, tls.channel_credentials(), options=options)
 
 
 @dataclass(slots=True)

@@ -13,12 +13,16 @@ import importlib.metadata
 import logging
 import socket
 import sys
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import TypeVar
 
+from mesh.expiry import Expiry
 from mesh.server import run
 from mesh.settings import UNUSABLE_SETTINGS, ServiceSettings, SettingsError, unknown_variables
 from mesh.telemetry import Telemetry
+from mesh.tls import Tls, TlsError
 
 S = TypeVar("S", bound=ServiceSettings)
 VERSION = importlib.metadata.version("shoal")
@@ -39,16 +43,44 @@ def run_service(
     try:
         settings = kind.load()
         check_ports(settings)
+        tls = tls_of(settings)
     except SettingsError as error:
         print(f"shoal {kind.service.lower()}: {error}", file=sys.stderr)
         return UNUSABLE_SETTINGS
     telemetry = Telemetry(settings, instance(settings), VERSION)
     for warning in unknown_variables(kind):
         log.warning(warning)
+
+    async def serve_on(stopping: asyncio.Event) -> None:
+        async with _reminding(tls, telemetry):
+            await serve(settings, telemetry, stopping)
+
     try:
-        return _exit_code(lambda stopping: serve(settings, telemetry, stopping))
+        return _exit_code(serve_on)
     finally:
         telemetry.stop()
+
+
+def tls_of(settings: ServiceSettings) -> Tls | None:
+    """The service's identity and whom it believes; None where TLS is off. Raises SettingsError."""
+    if not settings.tls_dir:
+        return None
+    try:
+        return Tls(Path(settings.tls_dir), settings.service.lower())
+    except TlsError as error:
+        raise SettingsError(f"{settings.variable('tls_dir')}: {error}") from None
+
+
+@asynccontextmanager
+async def _reminding(tls: Tls | None, telemetry: Telemetry) -> AsyncIterator[None]:
+    """Warn of certificates that end soon, as long as the block runs."""
+    if tls is None:
+        yield
+        return
+    async with asyncio.TaskGroup() as tasks:
+        reminding = tasks.create_task(Expiry(tls, telemetry.registry).remind())
+        yield
+        reminding.cancel()
 
 
 def _exit_code(serve: Callable[[asyncio.Event], Awaitable[None]]) -> int:

@@ -21,6 +21,7 @@ from mesh.errors import Unavailable, errors_as_status
 from mesh.malformed import RefuseMalformed
 from mesh.probe import LIVENESS
 from mesh.settings import SettingsError
+from mesh.tls import Tls
 from shoal.channel import server_options
 
 log = logging.getLogger("shoal.server")
@@ -93,19 +94,25 @@ class Server:
         names = (*self._names, "grpc.health.v1.Health", reflection.SERVICE_NAME)
         reflection.enable_server_reflection(names, self._server)
 
-    async def start(self, host: str, port: int) -> int:
+    async def start(self, host: str, port: int, tls: Tls | None = None, *, client_certificates: bool = True) -> int:
         """Listen, NOT_SERVING at first but for LIVENESS; returns the port, which is chosen if `port` is 0.
 
+        With `tls` nobody comes in without it, nor without a certificate of the CA while `client_certificates`.
         Raises SettingsError if it cannot listen there.
         """
         await self.set_serving(False)
         await self._health.set(LIVENESS, health_pb2.HealthCheckResponse.SERVING)
         try:
-            bound = self._server.add_insecure_port(f"{host}:{port}")
+            bound = self._bind(f"{host}:{port}", tls, client_certificates)
         except RuntimeError as error:
             raise SettingsError(f"cannot listen on {host}:{port}: taken, or no address of this machine") from error
         await self._server.start()
         return bound
+
+    def _bind(self, address: str, tls: Tls | None, client_certificates: bool) -> int:
+        if tls is None:
+            return self._server.add_insecure_port(address)
+        return self._server.add_secure_port(address, tls.server_credentials(client_certificates=client_certificates))
 
     async def set_serving(self, serving: bool) -> None:
         """What grpc.health.v1 answers, for the whole server ("") and for each service."""

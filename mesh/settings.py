@@ -43,6 +43,11 @@ class ServiceSettings(BaseSettings):
     otlp_endpoint: str = Field(
         "", description="OTLP/gRPC collector, e.g. http://localhost:4317. Empty = no tracing, at no cost."
     )
+    tls_dir: str = Field(
+        "",
+        description="Folder with ca.pem and this service's NAME.pem and NAME.key: mutual TLS on every gRPC link, TLS at"
+        " the gateway's doors. Set it for all services alike. Empty = no TLS, at no cost.",
+    )
     trace_ratio: float = Field(1.0, ge=0, le=1, description="Share of new traces that are recorded.")
     drain_s: float = Field(
         25.0,

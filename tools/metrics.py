@@ -8,6 +8,8 @@ from prometheus_client import CollectorRegistry
 from gateway.limits import Limiter
 from gateway.metrics import Metrics as GatewayMetrics
 from gpu_worker.metrics import WorkerMetrics
+from mesh.callers import OnlyFrom
+from mesh.expiry import expiry_gauge
 from scheduler.metrics import Metrics as SchedulerMetrics
 
 TARGET = Path(__file__).resolve().parent.parent / "docs" / "metrics.md"
@@ -32,6 +34,8 @@ def render() -> str:
     for metrics in (GatewayMetrics, SchedulerMetrics, WorkerMetrics):
         metrics(registry)
     Limiter("", registry=registry)
+    OnlyFrom((), registry)
+    expiry_gauge(registry)
     rows = []
     for collector in dict.fromkeys(registry._names_to_collectors.values()):
         (family,) = collector.describe()

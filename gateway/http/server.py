@@ -1,6 +1,7 @@
 """uvicorn inside our event loop: our signals, our logs, and readers that do not read are cut off."""
 
 import asyncio
+import ssl
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -40,9 +41,11 @@ def _protocol(write_timeout_s: float) -> type[HttpToolsProtocol]:
 
 
 class HttpServer(uvicorn.Server):
-    """`serve()` until `should_exit`; `port` is known once `started`."""
+    """`serve()` until `should_exit`; `port` is known once `started`. With `tls` it speaks HTTPS and nothing else."""
 
-    def __init__(self, app: Starlette, host: str, port: int, write_timeout_s: float) -> None:
+    def __init__(
+        self, app: Starlette, host: str, port: int, write_timeout_s: float, tls: ssl.SSLContext | None = None
+    ) -> None:
         super().__init__(
             uvicorn.Config(
                 app,
@@ -56,6 +59,7 @@ class HttpServer(uvicorn.Server):
                 access_log=False,
                 server_header=False,
                 timeout_graceful_shutdown=1,
+                ssl_context_factory=None if tls is None else lambda *_: tls,
             )
         )
         self.listening = asyncio.Event()

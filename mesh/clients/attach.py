@@ -19,6 +19,7 @@ from mesh.clients.claims import Claims
 from mesh.clients.reports import LoadState, WorkerFacts, hello_of, load_of
 from mesh.discovery import addresses
 from mesh.errors import DeadlineExceeded, ShoalError, Superseded, Unavailable, status_as_errors
+from mesh.tls import SCHEDULER, Tls
 from shoal.scheduler.v1 import scheduler_pb2, scheduler_pb2_grpc
 
 # Of scheduler.proto: a Load on change, at most every MIN_GAP_S, at least every MAX_GAP_S.
@@ -46,9 +47,10 @@ class Attached:
 class Attacher:
     """Keeps `worker` attached to every address behind `targets` (host:port, comma-separated)."""
 
-    def __init__(self, worker: Attached, targets: str) -> None:
+    def __init__(self, worker: Attached, targets: str, tls: Tls | None = None) -> None:
         self._worker = worker
         self._targets = targets
+        self._tls = tls
         self._claims = Claims()
         self._ids: dict[str, str] = {}  # address -> id of the scheduler that last said Welcome there
         self._detached = asyncio.Event()
@@ -74,7 +76,7 @@ class Attacher:
         backoff = Backoff()
         while True:
             try:
-                async with connect(address) as channel, status_as_errors():
+                async with connect(address, self._tls, SCHEDULER) as channel, status_as_errors():
                     await self._attach(channel, address, backoff)
             except Superseded:
                 await self._rest(address)

@@ -17,6 +17,7 @@ from mesh.clients.load import ReplicaView, replica_view
 from mesh.clients.placement import Demand
 from mesh.clients.worker import Metadata
 from mesh.discovery import addresses, owner
+from mesh.tls import SCHEDULER, Tls
 from shoal.scheduler.v1 import scheduler_pb2, scheduler_pb2_grpc
 
 # MeshLoad comes at least each second; this much silence means that the replica is gone or stuck.
@@ -28,8 +29,9 @@ log = logging.getLogger("shoal.schedulers")
 class Schedulers:
     """All replicas behind `targets`. Works while `run` runs; give that to the process's TaskGroup."""
 
-    def __init__(self, targets: str) -> None:
+    def __init__(self, targets: str, tls: Tls | None = None) -> None:
         self._targets = targets
+        self._tls = tls
         self._stubs: dict[str, scheduler_pb2_grpc.SchedulerServiceAsyncStub] = {}
         self._replicas: dict[str, ReplicaView] = {}
         self._change = asyncio.Event()
@@ -84,7 +86,7 @@ class Schedulers:
         backoff = Backoff()
         while True:
             # A channel of its own for each try: leases on a replica that fell silent end with it and go elsewhere.
-            async with connect(address) as channel:
+            async with connect(address, self._tls, SCHEDULER) as channel:
                 stub: scheduler_pb2_grpc.SchedulerServiceAsyncStub = scheduler_pb2_grpc.SchedulerServiceStub(channel)
                 self._stubs[address] = stub
                 try:

@@ -17,6 +17,7 @@ from mesh.clients.outcomes import FailureKind, Reason, RefusedCause, WorkerFaile
 from mesh.clients.silence import SilenceAlarm
 from mesh.clients.usage import usage_of
 from mesh.errors import DeadlineExceeded, InvalidRequest, error_of
+from mesh.tls import WORKER, Tls
 from shoal.types.v1 import types_pb2
 from shoal.worker.v1 import worker_pb2, worker_pb2_grpc
 
@@ -172,16 +173,24 @@ def _classified(error: grpc.aio.AioRpcError, heard: bool) -> Exception:
 class _Link:
     """A channel to one worker and how many calls hold it."""
 
-    def __init__(self, address: str) -> None:
-        self.channel = connect(address)
+    def __init__(self, address: str, tls: Tls | None) -> None:
+        self._tls = tls
+        self._pems = tls.current() if tls is not None else None
+        self.channel = connect(address, tls, WORKER)
         self.stub = worker_pb2_grpc.WorkerServiceStub(self.channel)
         self.users = 0
+
+    @property
+    def outdated(self) -> bool:
+        """There are newer certificates than those that the channel will show when it connects again."""
+        return self._tls is not None and self._tls.current() is not self._pems
 
 
 class Workers:
     """Channels to workers by address. `async with Workers() as workers` closes them all."""
 
-    def __init__(self) -> None:
+    def __init__(self, tls: Tls | None = None) -> None:
+        self._tls = tls
         self._links: dict[str, _Link] = {}
 
     async def __aenter__(self) -> "Workers":
@@ -195,13 +204,18 @@ class Workers:
     @asynccontextmanager
     async def _link(self, address: str) -> AsyncIterator[_Link]:
         # Taken out and put back: the dictionary's order is the order of last use.
-        link = self._links.pop(address, None) or _Link(address)
+        former = self._links.pop(address, None)
+        link = former if former is not None and not former.outdated else _Link(address, self._tls)
         self._links[address] = link
         link.users += 1
         try:
+            if former is not None and former is not link and not former.users:
+                await former.channel.close()
             yield link
         finally:
             link.users -= 1
+            if not link.users and self._links.get(address) is not link:
+                await link.channel.close()
             await self._close_idle()
 
     async def _close_idle(self) -> None:
