@@ -1,13 +1,15 @@
 """The one place where asyncio meets the engine process: starts it, talks to it, and routes what it says.
 
 Two threads do the blocking reads and writes of the connection, so neither a stopped engine nor a large message holds
-the event loop. The process's end is the one failure there is: every open stream then ends with Unavailable without a
-cause, which sends its request to another worker, and `lost` is set.
+the event loop; blocks of KV go by a socket of their own (cold/exchange.py). The process's end is the one failure there
+is: every open stream then ends with Unavailable without a cause, which sends its request to another worker, and `lost`
+is set.
 """
 
 import asyncio
 import logging
 import multiprocessing
+import socket
 import time
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -43,7 +45,10 @@ class Listeners:
 class Bridge:
     """The engine, as the event loop sees it. Made by `engine_process`."""
 
-    def __init__(self, connection: Connection, child: SpawnProcess, pulse: Pulse, listeners: Listeners) -> None:
+    def __init__(
+        self, connection: Connection, blocks: socket.socket, child: SpawnProcess, pulse: Pulse, listeners: Listeners
+    ) -> None:
+        self.blocks = blocks  # for cold.exchange.Exchange
         self.info: EngineInfo | None = None
         self.load: EngineLoad | None = None
         self.lost = asyncio.Event()
@@ -82,7 +87,7 @@ class Bridge:
 
     @asynccontextmanager
     async def generation(self, plan: Plan) -> AsyncIterator[EventStream]:
-        """Run `plan`; leaving the block frees what is left of it, however it was left.
+        """Take `plan`, to run from `submit` on; leaving the block frees what is left of it, however it was left.
 
         Raises Unavailable (not ready, overdue or lost) or AlreadyExists. A newer attempt ends the older one's stream
         with Superseded. What the engine refuses is raised by the stream.
@@ -105,11 +110,16 @@ class Bridge:
             self._free(older)
             older.fail(Superseded(f"attempt {plan.attempt} took over"))
         stream = self._streams[plan.request_id] = EventStream(plan)
-        self._send(messages.Submit(plan))
         return stream
 
+    def submit(self, stream: EventStream, plan: Plan) -> None:
+        """Let the engine run a stream's plan, which may have learnt something since. Only the first time counts."""
+        if not stream.submitted and self._streams.get(stream.request_id) is stream:
+            stream.submitted = True
+            self._send(messages.Submit(plan))
+
     def _free(self, stream: EventStream) -> None:
-        if stream.open_choices:
+        if stream.submitted and stream.open_choices:
             self._send(messages.Abort(stream.request_id, stream.attempt))
 
     def stop_choice(self, request_id: str, attempt: int, choice: int, keep_tokens: int) -> None:
@@ -123,6 +133,7 @@ class Bridge:
         stream = self._streams.get(request_id)
         if stream is not None and stream.attempt == attempt and stream.open_choices:
             log.info("parking %s, attempt %d: %s", request_id, attempt, reason)
+            self.submit(stream, stream.plan)  # what waits for KV only is parked by the engine, too
             self._send(messages.Park(request_id, attempt))
 
     def park_all(self, reason: str) -> None:
@@ -213,7 +224,9 @@ class Bridge:
         self._listeners.stepped(result)
 
     def _answered(self) -> None:
-        busy = bool(self.load is not None and self.load.running) or any(s.open_choices for s in self._streams.values())
+        busy = bool(self.load is not None and self.load.running) or any(
+            stream.submitted and stream.open_choices for stream in self._streams.values()
+        )
         median_s = self.load.median_step_ms / 1000 if self.load is not None else 0.0
         self.pulse.answer(time.monotonic(), more=busy, median_step_s=median_s)
 
@@ -230,10 +243,12 @@ async def engine_process(config: EngineConfig, pulse: Pulse, listeners: Listener
     """Start the engine's process and end it with the block."""
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
-    child = context.Process(target=process.run, args=(theirs, config), name="shoal-engine", daemon=True)
+    our_blocks, their_blocks = socket.socketpair()
+    child = context.Process(target=process.run, args=(theirs, config, their_blocks), name="shoal-engine", daemon=True)
     child.start()
     theirs.close()  # so that the end of the process is the end of the connection
-    bridge = Bridge(ours, child, pulse, listeners)
+    their_blocks.close()
+    bridge = Bridge(ours, our_blocks, child, pulse, listeners)
     async with asyncio.TaskGroup() as tasks:
         reader = tasks.create_task(bridge.read())
         writer = tasks.create_task(bridge.write())
@@ -243,3 +258,4 @@ async def engine_process(config: EngineConfig, pulse: Pulse, listeners: Listener
             await bridge.shut_down(reader)
             writer.cancel()
     ours.close()
+    our_blocks.close()

@@ -2,7 +2,9 @@
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info
 
+from gpu_worker.cold.metrics import ColdMetrics
 from gpu_worker.engine.api import AcceptedEvent, EngineInfo, EngineLoad, StepResult, TokensEvent
+from mesh.clients.usage import TIERS
 from mesh.telemetry import milliseconds
 
 _STEP_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 10)
@@ -21,6 +23,7 @@ class WorkerMetrics:
         self._registry = registry
         self._tokens = counter("tokens", "Tokens: prompt (computed once), cached, generated, recomputed.", ("kind",))
         self._requests = counter("requests", "Attempts by how they ended.", ("outcome",))
+        self._cached = counter("cached_tokens", "Prompt tokens found rather than computed.", ("tier",))
         self._preemptions = counter("preemptions", "Sequences set back to make room.")
         self._sequences = gauge("sequences", "Choices that run in steps or wait for a place.", ("state",))
         self._blocks = gauge("blocks", "KV blocks: free + cached + used = total.", ("state",))
@@ -38,6 +41,7 @@ class WorkerMetrics:
             registry=registry,
             buckets=milliseconds(),
         )
+        self.cold = ColdMetrics(registry)
         self._preempted = 0
 
     def loaded(self, info: EngineInfo) -> None:
@@ -60,6 +64,8 @@ class WorkerMetrics:
             match event:
                 case AcceptedEvent():
                     self._tokens.labels("cached").inc(sum(event.cached.values()))
+                    for tier, tokens in event.cached.items():
+                        self._cached.labels(TIERS[tier]).inc(tokens)
                 case TokensEvent():
                     self._tokens.labels("generated").inc(len(event.ids))
         self._show(result.load)

@@ -6,9 +6,11 @@ from contextlib import contextmanager
 
 from opentelemetry import trace
 
+from gpu_worker.cold.reader import Lookup
 from gpu_worker.engine.api import AcceptedEvent, Event, FinishedEvent, Plan, TokensEvent
 from gpu_worker.identity import Identity
 from gpu_worker.metrics import WorkerMetrics
+from mesh.clients.usage import TIERS
 from mesh.errors import ShoalError
 
 # Until the attempt says otherwise: a client's cancel or deadline gives the handler no other chance to say it.
@@ -23,10 +25,11 @@ class Record:
         self._began = time.monotonic()
         self._prompt_tokens = len(plan.prompt_ids)
         self._output_tokens = 0
-        self._cached_tokens = 0
+        self._cached: dict[int, int] = {}
         self._queue_ms: int | None = None
         self._first_token_ms: int | None = None
         self.outcome = CANCELLED
+        self.lookup = Lookup()  # of the shared tier
 
     @property
     def accepted(self) -> bool:
@@ -43,7 +46,7 @@ class Record:
         match event:
             case AcceptedEvent():
                 self._queue_ms = event.queue_ms
-                self._cached_tokens = sum(event.cached.values())
+                self._cached = event.cached
             case TokensEvent():
                 self._output_tokens += len(event.ids)
                 self._first()
@@ -62,7 +65,10 @@ class Record:
         found: dict[str, str | int | None] = {
             "gen_ai.usage.input_tokens": self._prompt_tokens,
             "gen_ai.usage.output_tokens": self._output_tokens,
-            "shoal.cached_tokens": self._cached_tokens,
+            "shoal.cached_tokens": sum(self._cached.values()),
+            **{f"shoal.cached_tokens.{TIERS[tier]}": tokens for tier, tokens in self._cached.items()},
+            "shoal.cold_lookup": self.lookup.outcome or None,
+            "shoal.cold_fetch_ms": round(self.lookup.seconds * 1000) if self.lookup.outcome else None,
             "shoal.queue_ms": self._queue_ms,
             "shoal.first_token_ms": self._first_token_ms,
             "shoal.finish": self.outcome,

@@ -6,8 +6,11 @@ from collections.abc import AsyncIterator, Iterator, Mapping
 from typing import Any, cast
 
 import grpc
+from msgspec import structs
 
 from gpu_worker.bridge import Bridge
+from gpu_worker.cold.reader import Lookup
+from gpu_worker.cold.tier import ColdTier
 from gpu_worker.engine.api import (
     AcceptedEvent,
     ChoicePlan,
@@ -44,9 +47,10 @@ NAME = worker_pb2.DESCRIPTOR.services_by_name["WorkerService"].full_name
 class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
     """Serves one engine. `identity` is set when the engine is ready; before, every call is refused."""
 
-    def __init__(self, bridge: Bridge, in_flight: InFlight, metrics: WorkerMetrics) -> None:
+    def __init__(self, bridge: Bridge, cold: ColdTier, in_flight: InFlight, metrics: WorkerMetrics) -> None:
         self.identity: Identity | None = None
         self._bridge = bridge
+        self._cold = cold
         self._in_flight = in_flight
         self._metrics = metrics
 
@@ -63,11 +67,12 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
             plan = plan_of(request)
             with recorded(plan, identity, self._metrics) as record:
                 async with self._bridge.generation(plan) as stream:
-                    while not stream.drained:
-                        events = await stream.take(PROGRESS_S)
-                        responses = said(events, record, identity) if events else self._progress(stream, record)
-                        for response in responses:
-                            yield response
+                    with self._cold.fetching(plan, lambda found: self._submit(stream, found)) as record.lookup:
+                        while not stream.drained:
+                            events = await stream.take(PROGRESS_S)
+                            responses = said(events, record, identity) if events else self._progress(stream, record)
+                            for response in responses:
+                                yield response
 
     async def StopChoices(
         self, request: worker_pb2.StopChoicesRequest, context: Context
@@ -77,6 +82,11 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
             for stop in request.choices:
                 self._bridge.stop_choice(request.request_id, request.attempt, stop.choice, stop.keep_tokens)
         return worker_pb2.StopChoicesReply()
+
+    def _submit(self, stream: EventStream, found: Lookup) -> None:
+        """What could be fetched of its KV is there: let the engine run it."""
+        fetched, waited_ms = (found.first, found.last), round(found.seconds * 1000)
+        self._bridge.submit(stream, structs.replace(stream.plan, fetched=fetched, waited_ms=waited_ms))
 
     def _own_identity(self) -> Identity:
         if self.identity is None:
@@ -88,14 +98,21 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
         load = self._bridge.load
         if load is None or not self._bridge.well():
             return []
-        phase = worker_pb2.PHASE_DECODE if record.started else worker_pb2.PHASE_PREFILL
         progress = worker_pb2.Progress(
             engine_steps=load.steps,
             median_step_ms=load.median_step_ms,
             computed_tokens=load.computed.get(stream.request_id, 0),
-            phase=phase if record.accepted else worker_pb2.PHASE_QUEUED,
+            phase=_phase(stream, record),
         )
         return [worker_pb2.GenerateResponse(progress=progress)]
+
+
+def _phase(stream: EventStream, record: Record) -> worker_pb2.Phase.ValueType:
+    if not stream.submitted:
+        return worker_pb2.PHASE_FETCHING
+    if not record.accepted:
+        return worker_pb2.PHASE_QUEUED
+    return worker_pb2.PHASE_DECODE if record.started else worker_pb2.PHASE_PREFILL
 
 
 def meant_of(request: worker_pb2.GenerateRequest) -> Meant:

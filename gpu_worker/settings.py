@@ -6,15 +6,15 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import BeforeValidator, ByteSize, Field
 
+from gpu_worker.cold.settings import ColdFields
 from gpu_worker.engine.config import EngineConfig
-from mesh.settings import ModelSettings
 
 _DEFAULTS = EngineConfig(model="")
 # A name that means every interface says nothing about where peers should call.
 _ANY_HOST = ("0.0.0.0", "::", "[::]")
 
 
-class WorkerSettings(ModelSettings):
+class WorkerSettings(ColdFields):
     """What gpu_worker reads from SHOAL_WORKER_*."""
 
     service: ClassVar[str] = "WORKER"

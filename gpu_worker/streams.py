@@ -14,8 +14,10 @@ class EventStream:
     """One attempt's events, in order per choice. Ends after the last FinishedEvent, or raises what went wrong."""
 
     def __init__(self, plan: Plan) -> None:
+        self.plan = plan
         self.request_id = plan.request_id
         self.attempt = plan.attempt
+        self.submitted = False  # the engine was told of it
         self._open = {choice.index for choice in plan.choices}
         self._accepted: AcceptedEvent | None = None
         self._tokens: dict[int, TokensEvent] = {}

@@ -40,6 +40,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     cache_salt: bytes = b""
     adapter: str = ""
     fetched: tuple[int, int] = (0, 0)  # blocks [first, last) of the prompt came from the shared tier for this request
+    waited_ms: int = 0  # before it was submitted, for them
 
 
 class Logprob(msgspec.Struct, frozen=True):

@@ -149,7 +149,7 @@ class BatchingEngine:
 
     def _request(self, plan: Plan) -> Request:
         root = namespace(self.info.model_digest, self.info.tokenizer_digest, plan.adapter, plan.cache_salt)
-        request = Request(plan, root, self._clock(), left=len(plan.choices))
+        request = Request(plan, root, self._clock() - plan.waited_ms / 1000, left=len(plan.choices))
         limit = min(len(plan.prompt_ids) + plan.sampling.max_tokens, self.info.context_tokens)
         for choice in plan.choices:
             ids = plan.prompt_ids + choice.emitted_ids

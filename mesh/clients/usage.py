@@ -4,6 +4,9 @@ from dataclasses import dataclass, field
 
 from shoal.types.v1 import types_pb2
 
+# What users read for a KvTier value: device, host, disk, shared.
+TIERS: dict[int, str] = {value: name.removeprefix("KV_TIER_").lower() for name, value in types_pb2.KvTier.items()}
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Usage:
@@ -21,6 +24,15 @@ class Usage:
     def cached_tokens(self) -> int:
         """Prompt tokens found in any tier."""
         return sum(self.cached.values())
+
+    @property
+    def cached_by_tier(self) -> dict[str, int]:
+        """The same by the tier's name; one that a newer peer names is "unspecified"."""
+        named: dict[str, int] = {}
+        for tier, tokens in sorted(self.cached.items()):
+            name = TIERS.get(tier, TIERS[0])
+            named[name] = named.get(name, 0) + tokens
+        return named
 
 
 def usage_of(message: types_pb2.Usage) -> Usage:

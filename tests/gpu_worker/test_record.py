@@ -73,6 +73,7 @@ def test_a_whole_answer_tells_tokens_waits_and_finish() -> None:
         "gen_ai.usage.input_tokens": 3,
         "gen_ai.usage.output_tokens": 2,
         "shoal.cached_tokens": 2,
+        "shoal.cached_tokens.device": 2,
         "shoal.queue_ms": 7,
         "shoal.finish": "stop",
         "shoal.attempt": 2,

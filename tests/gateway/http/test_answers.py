@@ -92,7 +92,10 @@ async def test_usage_is_the_same_streamed_and_not_and_in_the_metrics(mesh, play,
     assert whole["usage"] == stream.usage
     assert whole["usage"]["completion_tokens"] == expected
     assert whole["usage"]["total_tokens"] == expected + whole["usage"]["prompt_tokens"]
-    assert whole["usage"]["prompt_tokens_details"] == {"cached_tokens": 16}
+    assert whole["usage"]["prompt_tokens_details"] == {
+        "cached_tokens": 16,
+        "cached_tokens_by_tier": {"device": 16, "shared": 0},
+    }
     async with mesh.http() as client:
         metrics = (await client.get("/metrics")).text
     assert f'shoal_gateway_tokens_total{{kind="completion",model="smollm2-135m"}} {2.0 * expected}' in metrics
