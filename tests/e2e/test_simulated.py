@@ -18,10 +18,10 @@ async def test_a_simulated_mesh_says_so_and_a_kill_in_mid_stream_leaves_the_text
 ) -> None:
     mesh = await asyncio.to_thread(start_mesh, engine="simulated", workers=2, restart=False)
     await says_that_it_is_simulated(mesh)
-    body = {"seed": 7, "ignore_eos": True, "max_tokens": 200}
+    body = {"seed": 7, "ignore_eos": True, "max_tokens": 500}
     undisturbed = await chat(mesh, STORY, **body)
     assert undisturbed.finish == "length"
-    assert len(undisturbed.text.split()) == 200
+    assert len(undisturbed.text.split()) == 500
 
     busy: list[str] = []
 
