@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from mesh.cli import reach
 from mesh.cli.problem import Problem
 
 if TYPE_CHECKING:
@@ -19,10 +20,12 @@ if TYPE_CHECKING:
     import shoal
     from shoal.request import ChatOptions
 
-ANSWER_S = 1.0
 HELP = "/reset forgets the conversation, /exit (or Ctrl-D) leaves, Ctrl-C stops an answer"
 
 Question = Annotated[str | None, typer.Argument(help="Ask this and exit. Without it: a conversation.")]
+CaFile = Annotated[
+    str | None, typer.Option("--ca", metavar="FILE", help="Speak TLS and trust this CA. Default: as the mesh does.")
+]
 Address = Annotated[
     str | None,
     typer.Option(help="The gateway's gRPC address, HOST:PORT (not its HTTP port). Default: the running mesh's."),
@@ -42,6 +45,7 @@ ApiKey = Annotated[str | None, typer.Option(envvar="SHOAL_API_KEY", help="Sent w
 def command(
     question: Question = None,
     grpc: Address = None,
+    ca: CaFile = None,
     model: ModelName = None,
     system: System = None,
     temperature: Temperature = 0.0,
@@ -57,8 +61,8 @@ def command(
     options: ChatOptions = {"temperature": temperature, "max_tokens": max_tokens}
     if seed is not None:
         options["seed"] = seed
-    address = address_of(grpc)
-    with shoal.SyncClient(address, model=model, api_key=api_key) as client:
+    address, tls = reach.gateway(grpc, ca)
+    with _client(address, model, api_key, tls) as client:
         chat = Chat(client, Console(), system, options)
         try:
             if question is not None:
@@ -66,56 +70,18 @@ def command(
             else:
                 converse(chat)
         except shoal.ShoalClientError as error:
-            if isinstance(error, shoal.Unavailable) and not _somebody_answers(address):
-                raise _nobody_there(address, error.message) from None
+            if isinstance(error, shoal.Unavailable) and not reach.answers(address, tls):
+                raise reach.why_not(address, tls, error.message) from None
             raise Problem(error.message, _advice(error)) from None
 
 
-def _somebody_answers(address: str) -> bool:
-    """Whether a gRPC server is there: then what failed is what it said, not the way to it."""
-    import grpc as grpc_library
-
-    with grpc_library.insecure_channel(address) as channel:
-        try:
-            grpc_library.channel_ready_future(channel).result(timeout=ANSWER_S)
-        except grpc_library.FutureTimeoutError:
-            return False
-    return True
-
-
-def _nobody_there(address: str, message: str) -> Problem:
-    """What to tell of an address where no gRPC server answers."""
-    if _speaks_http(address):
-        return Problem(
-            f"{address} is an HTTP port, and chat speaks gRPC",
-            "name the gateway's gRPC address with --grpc HOST:PORT (`shoal status` shows it), or leave --grpc out",
-        )
-    return Problem(f"no gateway answers at {address}: {message}", "start a mesh with `shoal up`")
-
-
-def _speaks_http(address: str) -> bool:
-    import http.client
-    from contextlib import closing
+def _client(address: str, model: str | None, api_key: str | None, tls: "shoal.ClientTls | None") -> "shoal.SyncClient":
+    import shoal
 
     try:
-        with closing(http.client.HTTPConnection(address, timeout=ANSWER_S)) as connection:
-            connection.request("GET", "/")
-            connection.getresponse()
-    except (OSError, http.client.HTTPException):
-        return False
-    return True
-
-
-def address_of(given: str | None) -> str:
-    """`given`, or where the local mesh listens. Raises Problem if no mesh is running."""
-    if given is not None:
-        return given.removeprefix("http://").rstrip("/")
-    from mesh.cli import state
-
-    mesh = state.running()
-    if mesh is None:
-        raise Problem("no mesh is running", "start one with `shoal up`, or name a gateway with --grpc HOST:PORT")
-    return mesh.grpc_address
+        return shoal.SyncClient(address, model=model, api_key=api_key, tls=tls)
+    except OSError as error:
+        raise Problem(f"{error.filename}: {error.strerror}", "--ca names the PEM file of the mesh's CA") from None
 
 
 class Chat:

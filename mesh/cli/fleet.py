@@ -8,12 +8,14 @@ import asyncio
 import logging
 import os
 from collections.abc import Callable, Iterable
+from functools import partial
 
 from mesh.cli.grace import grace_s
 from mesh.cli.plan import ProcessSpec
 from mesh.cli.probes import probe
 from mesh.cli.process import ManagedProcess, StartFailed
 from mesh.cli.roles import STOP_ORDER
+from mesh.tls import Tls
 
 logger = logging.getLogger("shoal.supervisor")
 
@@ -21,10 +23,11 @@ logger = logging.getLogger("shoal.supervisor")
 class Fleet:
     """Add processes at any time; they run once `run_in` was called. `changed` hears of every change of any of them."""
 
-    def __init__(self, changed: Callable[[], None], *, restart: bool) -> None:
+    def __init__(self, changed: Callable[[], None], *, restart: bool, tls: Tls | None = None) -> None:
         self.stands = False  # the mesh has been ready
         self._changed = changed
         self._restart = restart
+        self._probe = partial(probe, tls=tls)
         self._processes: dict[str, ManagedProcess] = {}
         self._joined: set[str] = set()
         self._group: asyncio.TaskGroup | None = None
@@ -57,7 +60,7 @@ class Fleet:
 
     def add(self, specs: Iterable[ProcessSpec]) -> list[ManagedProcess]:
         """They start, and have not joined."""
-        added = [ManagedProcess(spec, probe, self._on_change, restart=self._restart) for spec in specs]
+        added = [ManagedProcess(spec, self._probe, self._on_change, restart=self._restart) for spec in specs]
         for process in added:
             self._processes[process.spec.name] = process
             if self._group is not None:

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from mesh.cli import bench, chat, doctor, down, pull, scale, status, up
+from mesh.cli import bench, certs, chat, doctor, down, pull, scale, status, up
 from mesh.cli.problem import Problem
 
 # rich would draw boxes around the help and double the time it takes.
@@ -26,6 +26,7 @@ app.command("status")(status.command)
 app.command("scale")(scale.command)
 app.command("down")(down.command)
 app.command("pull")(pull.command)
+app.command("certs")(certs.command)
 app.command("doctor")(doctor.command)
 app.add_typer(bench.app, name="bench")
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from mesh.cli import targets
+from mesh.cli import certs, targets
 from mesh.cli.roles import Change
 from mesh.cli.state import logs_dir
 
@@ -31,6 +31,12 @@ class MeshPlan:
     first_http_port: int = 8000
     first_grpc_port: int = 50051
     restart: bool = True
+    tls: bool = False
+
+    @property
+    def tls_dir(self) -> str:
+        """Where the certificates are; empty without TLS."""
+        return str(certs.default_folder().absolute()) if self.tls else ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,7 +138,7 @@ class Layout:
             raise
         prefix = f"SHOAL_{role.upper()}_"
         env = {f"{prefix}{_variable(role, use)}": str(port) for use, port in ports.items()}
-        env |= {f"{prefix}HOST": HOST} | self._env(role, workers)
+        env |= {f"{prefix}HOST": HOST, "SHOAL_TLS_DIR": self._plan.tls_dir} | self._env(role, workers)
         return ProcessSpec(role=role, index=index, argv=[sys.executable, "-m", MODULE[role]], env=env, ports=ports)
 
     def _first_ports(self, role: str) -> dict[str, int]:

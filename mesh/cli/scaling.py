@@ -10,6 +10,7 @@ gateways end their answers; workers end theirs or park them, to go on elsewhere;
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 
 from mesh.cli import targets
 from mesh.cli.fleet import Fleet
@@ -18,6 +19,7 @@ from mesh.cli.probes import unattached
 from mesh.cli.process import ManagedProcess, StartFailed
 from mesh.cli.roles import STOP_ORDER, changes
 from mesh.discovery import LOOKUP_S
+from mesh.tls import Tls
 
 # Seconds in which everybody has looked discovery up again, with some to spare for a busy machine.
 FOLLOW_S = 1.5 * LOOKUP_S
@@ -33,9 +35,10 @@ class ScaleFailed(Exception):
 class Scaling:
     """Scales `fleet`, one request at a time."""
 
-    def __init__(self, fleet: Fleet, layout: Layout) -> None:
+    def __init__(self, fleet: Fleet, layout: Layout, tls: Tls | None = None) -> None:
         self._fleet = fleet
         self._layout = layout
+        self._unattached_to = partial(unattached, tls=tls)
         self._lock = asyncio.Lock()
 
     def publish(self, beside: Sequence[ProcessSpec] = ()) -> None:
@@ -101,7 +104,7 @@ class Scaling:
         new = {role: [spec for spec in specs if spec.role == role] for role in ("scheduler", "worker")}
         well = [p.spec for p in self._fleet.processes if p.spec.role == "worker" and p.phase == "ready"]
         old = self._fleet.joined("scheduler") if new["worker"] else []
-        return await unattached(new["scheduler"], well) + await unattached(old, new["worker"])
+        return await self._unattached_to(new["scheduler"], well) + await self._unattached_to(old, new["worker"])
 
     async def _undo(self, new: Sequence[ManagedProcess], why: str, tell: Tell) -> ScaleFailed:
         self.publish()

@@ -51,6 +51,7 @@ class MeshState(msgspec.Struct, frozen=True, kw_only=True):
     processes: list[ProcessState]
     message: str = ""
     notices: list[str] = []
+    tls_dir: str = ""  # the certificates' folder; empty without TLS
     stop_s: float = 0.0  # most seconds that stopping it takes
 
     @property

@@ -13,10 +13,12 @@ from mesh import models
 from mesh.cli import control, state
 from mesh.cli.fleet import Fleet
 from mesh.cli.grace import stop_s
-from mesh.cli.plan import HOST, Layout, MeshPlan
+from mesh.cli.plan import HOST, Layout, MeshPlan, PlanError
+from mesh.cli.probes import operator, scheme
 from mesh.cli.process import ManagedProcess
 from mesh.cli.roles import MOST, STOP_ORDER, BadScale, check
 from mesh.cli.scaling import ScaleFailed, Scaling
+from mesh.tls import Tls, TlsError
 
 
 class Supervisor:
@@ -29,8 +31,9 @@ class Supervisor:
         self._message = ""
         self._notices: list[str] = []
         layout = Layout(plan)
-        self._fleet = Fleet(self._publish, restart=plan.restart)
-        self._scaling = Scaling(self._fleet, layout)
+        self._tls = operator_of(plan)
+        self._fleet = Fleet(self._publish, restart=plan.restart, tls=self._tls)
+        self._scaling = Scaling(self._fleet, layout, self._tls)
         self._first = self._fleet.add(layout.first())
 
     async def run(self, stopping: asyncio.Event) -> None:
@@ -104,12 +107,13 @@ class Supervisor:
             supervisor_created=psutil.Process().create_time(),
             phase=self._phase_now(),
             model=models.folder_of(self._plan.model).name,
-            http_urls=[f"http://{HOST}:{spec.ports['http']}" for spec in gateways],
+            http_urls=[f"{scheme(self._tls)}://{HOST}:{spec.ports['http']}" for spec in gateways],
             grpc_addresses=[spec.address for spec in gateways],
             scheduler_addresses=[spec.address for spec in self._fleet.joined("scheduler")],
             processes=[process.state() for process in self._fleet.processes],
             message=self._message,
             notices=self._notices,
+            tls_dir=self._plan.tls_dir,
             stop_s=stop_s((process.spec.role for process in self._fleet.processes), os.environ),
         )
 
@@ -127,6 +131,14 @@ class Supervisor:
         snapshot = self.snapshot()
         state.write(snapshot)
         self._on_change(snapshot)
+
+
+def operator_of(plan: MeshPlan) -> Tls | None:
+    """Who the supervisor is to the processes of the planned mesh. Raises PlanError."""
+    try:
+        return operator(plan.tls_dir)
+    except TlsError as error:
+        raise PlanError(str(error)) from None
 
 
 def unread_variables(started: Iterable[ManagedProcess]) -> list[str]:

@@ -3,6 +3,7 @@
 With --detach the same supervisor runs in a process of its own, and this command returns when the mesh is ready.
 """
 
+import os
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated
 
@@ -53,6 +54,9 @@ Detach = Annotated[
 ]
 HttpPort = Annotated[int, typer.Option(min=1, max=65535, help="First HTTP port to try.")]
 GrpcPort = Annotated[int, typer.Option(min=1, max=65535, help="First gRPC port to try.")]
+Secure = Annotated[
+    bool, typer.Option("--tls", help="TLS everywhere, with the certificates of SHOAL_TLS_DIR, or a set made for it.")
+]
 Restart = Annotated[bool, typer.Option(help="Start a process again when it dies.")]
 Timeout = Annotated[float, typer.Option(help="Seconds the mesh may take to be ready.")]
 
@@ -67,6 +71,7 @@ def command(
     detach: Detach = False,
     http_port: HttpPort = 8000,
     grpc_port: GrpcPort = 50051,
+    tls: Secure = False,
     restart: Restart = True,
     timeout_s: Timeout = 180.0,
 ) -> None:
@@ -89,7 +94,10 @@ def command(
         first_http_port=http_port,
         first_grpc_port=grpc_port,
         restart=restart,
+        tls=tls or bool(os.environ.get("SHOAL_TLS_DIR")),
     )
+    if plan.tls:
+        _ensure_certificates(tls)
     if engine is EngineKind.SIMULATED:
         _tell_simulated()
     if detach:
@@ -103,6 +111,16 @@ def _tell_simulated() -> None:
 
     notice = "SIMULATED: workers compute nothing. Times follow a model (SHOAL_WORKER_SIMULATED_*); words are random."
     Console().print(notice, style="yellow", highlight=False)
+
+
+def _ensure_certificates(make: bool) -> None:
+    """Make a set if there is none at all and it was asked for; say so. Whether it is of use, the start tells."""
+    from mesh.cli import certs
+
+    folder = certs.default_folder()
+    if make and not (folder / "ca.pem").exists():
+        certs.make_set(folder)
+        typer.echo(f"Made certificates in {folder}, valid for {certs.DAYS} days; `shoal certs --help` tells more.")
 
 
 def _ensure_model(model: str) -> None:

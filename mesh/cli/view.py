@@ -14,6 +14,7 @@ from rich.text import Text
 
 from mesh.cli import probes
 from mesh.cli.state import MeshState
+from mesh.tls import TlsError
 from shoal.scheduler.v1 import scheduler_pb2
 
 QUESTION = "What is the capital of France?"
@@ -22,9 +23,13 @@ _COLOURS = {"ready": "green", "stopped": "dim"} | dict.fromkeys(_UNDER_WAY, "yel
 
 
 async def mesh_load(state: MeshState, timeout_s: float = 1.0) -> scheduler_pb2.MeshLoad | None:
-    """The mesh as its first answering scheduler sees it; None if none answers."""
+    """The mesh as its first answering scheduler sees it; None if none answers, or none would trust us."""
+    try:
+        tls = probes.operator(state.tls_dir)
+    except TlsError:
+        return None
     for address in state.scheduler_addresses:
-        if (load := await probes.mesh_load(address, timeout_s)) is not None:
+        if (load := await probes.mesh_load(address, tls, timeout_s)) is not None:
             return load
     return None
 
@@ -114,6 +119,8 @@ def things_to_try(state: MeshState) -> str:
 import openai; c = openai.OpenAI(base_url="{state.http_url}/v1", api_key="none"); \\
     print(c.chat.completions.create(model={json.dumps(state.model)}, temperature=0, \\
     messages={json.dumps(messages)}).choices[0].message.content)"""
+    ca = shlex.quote(str(Path(state.tls_dir) / "ca.pem")) if state.tls_dir else ""
+    trust, environment = (f"--cacert {ca} ", f"SSL_CERT_FILE={ca} ") if ca else ("", "")
     notices = "".join(f"Note: {notice}\n" for notice in state.notices)
     return f"""\
 {notices}HTTP   {state.http_url}/v1      (OpenAI API; /ready, /metrics)
@@ -121,10 +128,10 @@ gRPC   {state.grpc_address}            (shoal.gateway.v1.InferenceService)
 
 Three things to try:
 
-  curl {state.http_url}/v1/chat/completions -H 'Content-Type: application/json' \\
+  curl {trust}{state.http_url}/v1/chat/completions -H 'Content-Type: application/json' \\
     -d {shlex.quote(body)}
 
   {shlex.quote(shoal)} chat {shlex.quote(QUESTION)}
 
-  {shlex.quote(sys.executable)} -c {shlex.quote(code)}
+  {environment}{shlex.quote(sys.executable)} -c {shlex.quote(code)}
 """

@@ -21,6 +21,7 @@ from shoal.answer import (
     ToolCall,
     Usage,
 )
+from shoal.channel import ClientTls
 from shoal.client import Client, Stream
 from shoal.failure import InvalidRequest, NotAllowed, Overloaded, ShoalClientError, TimedOut, Unavailable
 from shoal.sync_client import SyncClient, SyncStream
@@ -29,6 +30,7 @@ __all__ = [
     "Answer",
     "Choice",
     "Client",
+    "ClientTls",
     "InvalidRequest",
     "Message",
     "Model",

@@ -9,13 +9,14 @@ the two clients only move messages.
 """
 
 from collections.abc import AsyncIterator
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeAlias, Unpack
 
 import grpc
 
 from shoal.answer import Answer, Model, Piece, TokenCount
-from shoal.channel import channel_options
+from shoal.channel import ClientTls, channel_options, trust
 from shoal.failure import status_as_failure
 from shoal.gateway.v1 import gateway_pb2 as pb
 from shoal.gateway.v1 import gateway_pb2_grpc as rpc
@@ -68,7 +69,8 @@ class Stream(Reading):
 class Client:
     """A connection to a mesh's gateway, "host:port". Close it, or use it as `async with`.
 
-    `model` is used where a call names none; without it, the one model that the mesh serves. `credentials` make it TLS.
+    `model` is used where a call names none; without it, the one model that the mesh serves. With `tls`, the path of
+    the CA's PEM file or a ClientTls, it speaks TLS and trusts no other gateway.
     """
 
     def __init__(
@@ -77,12 +79,13 @@ class Client:
         *,
         model: str | None = None,
         api_key: str | None = None,
-        credentials: grpc.ChannelCredentials | None = None,
+        tls: ClientTls | Path | str | None = None,
     ) -> None:
-        if credentials is None:
+        if (secure := trust(tls)) is None:
             self._channel = grpc.aio.insecure_channel(address, options=channel_options())
         else:
-            self._channel = grpc.aio.secure_channel(address, credentials, options=channel_options())
+            options = (*channel_options(), *secure.options())
+            self._channel = grpc.aio.secure_channel(address, secure.credentials(), options=options)
         self._rpc = rpc.InferenceServiceStub(self._channel)
         self._model = model
         self.metadata = bearer(api_key)

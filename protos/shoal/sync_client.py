@@ -8,13 +8,14 @@ Use it where no event loop runs:
 """
 
 from collections.abc import Iterator
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeAlias, Unpack
 
 import grpc
 
 from shoal.answer import Answer, Model, Piece, TokenCount
-from shoal.channel import channel_options
+from shoal.channel import ClientTls, channel_options, trust
 from shoal.client import ANSWER_TIMEOUT_S, LOOKUP_TIMEOUT_S, bearer
 from shoal.failure import status_as_failure
 from shoal.gateway.v1 import gateway_pb2 as pb
@@ -60,7 +61,8 @@ class SyncStream(Reading):
 class SyncClient:
     """A connection to a mesh's gateway, "host:port". Close it, or use it as `with`.
 
-    `model` is used where a call names none; without it, the one model that the mesh serves. `credentials` make it TLS.
+    `model` is used where a call names none; without it, the one model that the mesh serves. With `tls`, the path of
+    the CA's PEM file or a ClientTls, it speaks TLS and trusts no other gateway.
     """
 
     def __init__(
@@ -69,12 +71,13 @@ class SyncClient:
         *,
         model: str | None = None,
         api_key: str | None = None,
-        credentials: grpc.ChannelCredentials | None = None,
+        tls: ClientTls | Path | str | None = None,
     ) -> None:
-        if credentials is None:
+        if (secure := trust(tls)) is None:
             self._channel = grpc.insecure_channel(address, options=channel_options())
         else:
-            self._channel = grpc.secure_channel(address, credentials, options=channel_options())
+            options = (*channel_options(), *secure.options())
+            self._channel = grpc.secure_channel(address, secure.credentials(), options=options)
         self._rpc = rpc.InferenceServiceStub(self._channel)
         self._model = model
         self.metadata = bearer(api_key)
