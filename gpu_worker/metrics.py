@@ -60,14 +60,12 @@ class WorkerMetrics:
         self._step.observe(result.duration_ms / 1000)
         self._tokens.labels("prompt").inc(result.prompt_tokens)
         self._tokens.labels("recomputed").inc(result.recomputed_tokens)
+        self._tokens.labels("generated").inc(sum(len(e.ids) for e in result.events if isinstance(e, TokensEvent)))
         for event in result.events:
-            match event:
-                case AcceptedEvent():
-                    self._tokens.labels("cached").inc(sum(event.cached.values()))
-                    for tier, tokens in event.cached.items():
-                        self._cached.labels(TIERS[tier]).inc(tokens)
-                case TokensEvent():
-                    self._tokens.labels("generated").inc(len(event.ids))
+            if isinstance(event, AcceptedEvent):
+                self._tokens.labels("cached").inc(sum(event.cached.values()))
+                for tier, tokens in event.cached.items():
+                    self._cached.labels(TIERS[tier]).inc(tokens)
         self._show(result.load)
 
     def _show(self, load: EngineLoad) -> None:

@@ -182,13 +182,14 @@ def _accepted(event: AcceptedEvent, identity: Identity) -> worker_pb2.GenerateRe
 
 def _tokens(event: TokensEvent) -> Iterator[worker_pb2.GenerateResponse]:
     for at in range(0, len(event.ids), MESSAGE_IDS):
-        tokens = worker_pb2.Tokens(
-            choice=event.choice,
-            position=event.position + at,
-            ids=event.ids[at : at + MESSAGE_IDS],
-            logprobs=map(_logprob, event.logprobs[at : at + MESSAGE_IDS]),
-        )
-        yield worker_pb2.GenerateResponse(tokens=tokens)
+        response = worker_pb2.GenerateResponse()
+        tokens = response.tokens  # filled in place: a copied submessage costs more than all the rest
+        tokens.choice = event.choice
+        tokens.position = event.position + at
+        tokens.ids.extend(event.ids[at : at + MESSAGE_IDS])
+        if event.logprobs:
+            tokens.logprobs.extend(map(_logprob, event.logprobs[at : at + MESSAGE_IDS]))
+        yield response
 
 
 def _logprob(logprob: Logprob) -> types_pb2.TokenLogprob:
