@@ -104,9 +104,16 @@ class Telemetry:
             log.warning("the trace collector did not answer: spans of the last seconds are lost")
 
 
+# Finds the process's provider once there is one, and starts no-op spans until then. Asking for it each time costs more
+# than such a span.
+_TRACER = trace.get_tracer("shoal")
+# The headers that can carry a caller's trace.
+_CARRIERS = frozenset(propagate.get_global_textmap().fields)
+
+
 def tracer() -> trace.Tracer:
     """The process's tracer; the no-op one where tracing is off."""
-    return trace.get_tracer("shoal")
+    return _TRACER
 
 
 def trace_metadata(context: Context | None = None) -> tuple[tuple[str, str], ...]:
@@ -118,7 +125,7 @@ def trace_metadata(context: Context | None = None) -> tuple[tuple[str, str], ...
 
 def extract(headers: Mapping[str, str]) -> Any:
     """The caller's trace context out of HTTP headers (lower-case names)."""
-    return propagate.extract(headers)
+    return Context() if _CARRIERS.isdisjoint(headers) else propagate.extract(headers)
 
 
 class JsonFormatter(logging.Formatter):

@@ -1,25 +1,24 @@
 """The two endpoints that generate: from bytes to a validated request, and from the relay's events to bytes."""
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
-from starlette.datastructures import Headers
 from starlette.types import Receive, Scope, Send
 
 from gateway.core import Core
 from gateway.http.bodies import REQUEST_ID_HEADER, ChatBody, CompletionBody
-from gateway.http.exchange import ClientGone, Reply, Watch, read_body, until_gone
+from gateway.http.exchange import ClientGone, Reply, Watch, headers_of, read_body, until_gone
 from gateway.http.formats import Format
 from gateway.http.problems import parse, plain_error, status_of
 from gateway.http.writers import StreamWriter, WholeWriter, Writer
 from gateway.request import Asked, Request
 from gateway.tenants import Tenant
 from gateway.tracing import RequestTrace, describe, server_span
-from mesh.errors import ShoalError
+from mesh.errors import Internal, ShoalError
 
 if TYPE_CHECKING:
     import msgspec
@@ -56,11 +55,15 @@ class Answering:
         self._endpoint = endpoint
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        trace = server_span(f"POST {scope['path']}", Headers(scope=scope))
+        headers = headers_of(scope)
+        trace = server_span(f"POST {scope['path']}", headers)
         exchange = _Exchange(self._core, self._limits, self._endpoint, trace, Reply(send))
         try:
             with trace.attached():
-                await exchange.run(scope, receive)
+                await exchange.run(scope, receive, headers)
+        except Exception:
+            await exchange.broke()
+            raise  # the server logs it
         finally:
             self._core.metrics.ended(self._endpoint.name, exchange.outcome)
             trace.end(exchange.outcome)
@@ -77,9 +80,8 @@ class _Exchange:
         self._trace = trace
         self._reply = reply
 
-    async def run(self, scope: Scope, receive: Receive) -> None:
-        headers = Headers(scope=scope)
-        if (unsupported := _unsupported(headers)) is not None:
+    async def run(self, scope: Scope, receive: Receive, headers: Mapping[str, str]) -> None:
+        if (unsupported := _unsupported(scope, headers)) is not None:
             self.outcome = "415"
             await self._reply.whole(415, plain_error(unsupported, "unsupported_media_type"))
             return
@@ -117,17 +119,23 @@ class _Exchange:
             return StreamWriter(self._reply, form, request, include_usage=body.include_usage)
         return WholeWriter(self._reply, form, request)
 
+    async def broke(self) -> None:
+        """A fault of ours, not of the request."""
+        if not self._reply.complete:
+            await self._fail(Internal("something broke here; it is logged"))
+
     async def _fail(self, error: ShoalError) -> None:
         self.outcome = str(status_of(error))
         self._trace.failed(error)
         await self._reply.error(error)
 
 
-def _unsupported(headers: Headers) -> str | None:
+def _unsupported(scope: Scope, headers: Mapping[str, str]) -> str | None:
     """Why a body with such headers is not read, if it is not."""
     if not _is_json(headers.get("content-type")):
         return "the body must be JSON: set Content-Type: application/json"
-    if any(value.strip().lower() not in ("", "identity") for value in headers.getlist("content-encoding")):
+    encodings = [value for name, value in scope["headers"] if name == b"content-encoding"]
+    if any(value.strip().lower() not in (b"", b"identity") for value in encodings):
         return "the body must be sent as it is: no Content-Encoding but identity is supported"
     return None
 

@@ -1,6 +1,7 @@
 """The HTTP API: routes, and the small answers that need no relay."""
 
 import time
+from collections.abc import Mapping
 
 import msgspec
 from prometheus_client import generate_latest
@@ -10,6 +11,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from gateway.core import Core
 from gateway.http.answering import Answering, Endpoint, HttpLimits
@@ -22,15 +24,18 @@ from mesh.errors import Internal, ShoalError
 _CODES = {404: "not_found", 405: "method_not_allowed"}
 
 
-def build_app(core: Core, limits: HttpLimits) -> Starlette:
+def build_app(core: Core, limits: HttpLimits) -> ASGIApp:
     """The whole HTTP API over `core`."""
     plain = _Plain(core)
     chat = Endpoint("chat", msgspec.json.Decoder(ChatBody), ChatFormat)
     completion = Endpoint("text_completion", msgspec.json.Decoder(CompletionBody), CompletionFormat)
+    generating: dict[str, ASGIApp] = {
+        "/v1/chat/completions": Answering(core, limits, chat),
+        "/v1/completions": Answering(core, limits, completion),
+    }
     app = Starlette(
         routes=[
-            Route("/v1/chat/completions", Answering(core, limits, chat), methods=["POST"]),
-            Route("/v1/completions", Answering(core, limits, completion), methods=["POST"]),
+            *(Route(path, answering, methods=["POST"]) for path, answering in generating.items()),
             Route("/v1/models", plain.models),
             Route("/v1/models/{name:path}", plain.model),
             Route("/health", plain.health),
@@ -40,7 +45,21 @@ def build_app(core: Core, limits: HttpLimits) -> Starlette:
         exception_handlers={HTTPException: _http_problem, ShoalError: _problem, Exception: _bug},
     )
     app.router.redirect_slashes = False  # it would send a client to whatever its Host header says
-    return app
+    return _Front(generating, app)
+
+
+class _Front:
+    """Takes what generates straight to its endpoint, past Starlette's layers: each of them would handle every chunk of
+    a stream once more (3 us a token), to no end, since an endpoint tells its errors itself.
+    """
+
+    def __init__(self, generating: Mapping[str, ASGIApp], app: ASGIApp) -> None:
+        self._generating = generating
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        straight = self._generating.get(scope["path"]) if scope["method"] == "POST" else None
+        await (straight or self._app)(scope, receive, send)
 
 
 class _Plain:

@@ -27,6 +27,11 @@ class ClientGone(Exception):
     """The client hung up, or has not read for too long."""
 
 
+def headers_of(scope: Scope) -> dict[str, str]:
+    """The request's headers by lower-case name; of a repeated one the first."""
+    return {name.decode("latin-1"): value.decode("latin-1") for name, value in reversed(scope["headers"])}
+
+
 async def read_body(scope: Scope, receive: Receive, most_bytes: int, timeout_s: float) -> bytes:
     """The whole body. Raises PayloadTooLarge as soon as that is known, InvalidRequest if it does not come in time."""
     headers = dict(scope["headers"])

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import uvicorn
-from starlette.applications import Starlette
+from starlette.types import ASGIApp
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 
@@ -44,7 +44,7 @@ class HttpServer(uvicorn.Server):
     """`serve()` until `should_exit`; `port` is known once `started`. With `tls` it speaks HTTPS and nothing else."""
 
     def __init__(
-        self, app: Starlette, host: str, port: int, write_timeout_s: float, tls: ssl.SSLContext | None = None
+        self, app: ASGIApp, host: str, port: int, write_timeout_s: float, tls: ssl.SSLContext | None = None
     ) -> None:
         super().__init__(
             uvicorn.Config(
@@ -58,6 +58,7 @@ class HttpServer(uvicorn.Server):
                 log_level="warning",
                 access_log=False,
                 server_header=False,
+                proxy_headers=False,  # nobody asks who the client is
                 timeout_graceful_shutdown=1,
                 ssl_context_factory=None if tls is None else lambda *_: tls,
             )
