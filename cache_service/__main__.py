@@ -11,22 +11,27 @@ from cache_service.metrics import Metrics
 from cache_service.redis_bundles import RedisBundles
 from cache_service.service import CacheService
 from cache_service.settings import CacheSettings
-from mesh.process import run_service
+from mesh.callers import only_from
+from mesh.process import run_service, tls_of
 from mesh.server import InFlight, Server
 from mesh.telemetry import Telemetry
+from mesh.tls import OPERATOR, WORKER
+
+CALLERS = (WORKER, OPERATOR)
 
 log = logging.getLogger("shoal.cache")
 
 
 async def serve(settings: CacheSettings, telemetry: Telemetry, stopping: asyncio.Event) -> None:
     """Listen until `stopping`, then drain. Health says SERVING while Redis answers; without it, all is a miss."""
-    metrics, in_flight = Metrics(telemetry.registry), InFlight()
+    metrics, in_flight, tls = Metrics(telemetry.registry), InFlight(), tls_of(settings)
     redis = RedisBundles(settings.redis_url, settings.redis_timeout_s, settings.ttl_s)
     async with aclosing(redis):
         store = ColdStore(redis, settings.limits(), metrics)
         service = CacheService(store, settings.limits(), metrics, in_flight)
-        server = Server(service.registration(), telemetry.server_interceptors(), in_flight)
-        grpc_port = await server.start(settings.host, settings.port)
+        interceptors = [*telemetry.server_interceptors(), *only_from(CALLERS, tls, telemetry.registry)]
+        server = Server(service.registration(), interceptors, in_flight)
+        grpc_port = await server.start(settings.host, settings.port, tls)
         ports = {"event": "listening", "grpc_port": grpc_port, "metrics_port": telemetry.serve_metrics()}
         log.info("listening", extra={"fields": ports})
         async with asyncio.TaskGroup() as tasks:

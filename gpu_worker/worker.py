@@ -50,7 +50,7 @@ class Worker:
         self._version = version
         self._metrics = WorkerMetrics(telemetry.registry)
         self._board = Board()
-        self._cold = ColdTier(settings.cold(), self._metrics.cold)
+        self._cold = ColdTier(settings.cold(), self._metrics.cold, self._tls)
         self._in_flight = InFlight()
 
     async def serve(self, stopping: asyncio.Event) -> None:

@@ -20,6 +20,7 @@ from gpu_worker.engine.api import EngineInfo, Plan, StepResult
 from mesh.blocks import BLOCK_TOKENS, chain_keys, namespace
 from mesh.clients.cache import CacheBudgets, Caches
 from mesh.kv import KvGeometry
+from mesh.tls import Tls
 
 # The longest a Get or Put may take, its reader's and source's own time included.
 CALL_S = 60.0
@@ -43,8 +44,9 @@ Submit = Callable[[Lookup], None]
 class ColdTier:
     """Run `run` while the engine is there."""
 
-    def __init__(self, settings: ColdSettings, metrics: ColdMetrics) -> None:
+    def __init__(self, settings: ColdSettings, metrics: ColdMetrics, tls: Tls | None = None) -> None:
         self._settings = settings
+        self._tls = tls
         self._metrics = metrics
         self._device: set[bytes] = set()  # keys that the engine's prefix cache has
         self._info: EngineInfo | None = None
@@ -59,7 +61,8 @@ class ColdTier:
             return
         limits = self._settings.limits
         budgets = CacheBudgets(limits.match_s, limits.stall_s, fetch_s=CALL_S, store_s=CALL_S)
-        caches, exchange = Caches(self._settings.caches, self._metrics.called, budgets), Exchange(bridge.blocks)
+        caches = Caches(self._settings.caches, self._metrics.called, budgets, tls=self._tls)
+        exchange = Exchange(bridge.blocks)
         try:
             async with asyncio.TaskGroup() as self._tasks:
                 self._begin(bridge, info, caches, exchange)

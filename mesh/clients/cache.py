@@ -26,6 +26,7 @@ from mesh.errors import InvalidRequest, error_of
 from mesh.kv import Bundle, KeySet
 from mesh.kv_wire import Assembly, check_wanted, key_set_message, pieces_of
 from mesh.telemetry import trace_metadata
+from mesh.tls import CACHE, Tls
 from shoal.cache.v1 import cache_pb2, cache_pb2_grpc
 
 # After a replica is gone from the list, or `run` ends: seconds that its calls may still take.
@@ -68,16 +69,28 @@ class CacheBudgets:
 class _Replica:
     """One replica: its channel, its breaker and how many calls run there."""
 
-    def __init__(self, address: str, policy: BreakerPolicy) -> None:
+    def __init__(self, address: str, policy: BreakerPolicy, tls: Tls | None) -> None:
         self.address = address
-        self.channel = connect(address)
-        self.stub = cache_pb2_grpc.CacheServiceStub(self.channel)
+        self._tls = tls
+        self._connect()
         self.breaker = Breaker(policy)
         self.calls = 0
         self.in_trouble = asyncio.Event()
         # Nobody has heard of it yet: the first probe decides, at once.
         self.breaker.closed = False
         self.in_trouble.set()
+
+    def _connect(self) -> None:
+        self._pems = self._tls.current() if self._tls is not None else None
+        self.channel = connect(self.address, self._tls, CACHE)
+        self.stub = cache_pb2_grpc.CacheServiceStub(self.channel)
+
+    async def _renew(self) -> None:
+        """A channel keeps the certificates that it was made with; if there are newer ones, take those."""
+        if self._tls is not None and self._tls.current() is not self._pems:
+            former = self.channel
+            self._connect()
+            await former.close(GOODBYE_S)
 
     def failed(self, operation: str, *, at_once: bool) -> None:
         self.breaker.failed(operation, time.monotonic(), at_once=at_once)
@@ -89,6 +102,7 @@ class _Replica:
         while True:
             await self.in_trouble.wait()
             await asyncio.sleep(max(0.0, self.breaker.probe_at_s - time.monotonic()))
+            await self._renew()
             well = await self._answers(budget_s)
             self.breaker.probed(well, time.monotonic())
             if well:
@@ -182,8 +196,10 @@ class Caches:
         told: Callable[[str, str], None],
         budgets: CacheBudgets = CacheBudgets(),
         breaker: BreakerPolicy = BREAKER,
+        tls: Tls | None = None,
     ) -> None:
         self._targets = targets
+        self._tls = tls
         self._told = told
         self._budgets = budgets
         self._policy = breaker
@@ -207,7 +223,7 @@ class Caches:
                     tasks[new] = group.create_task(self._keep(new), name=f"cache {new}")
 
     async def _keep(self, address: str) -> None:
-        replica = _Replica(address, self._policy)
+        replica = _Replica(address, self._policy, self._tls)
         self._replicas[address] = replica
         try:
             await replica.heal(self._budgets.match_s)
