@@ -54,15 +54,23 @@ class Scaling:
             tell("", "waiting for another scale to end")
         async with self._lock:
             found = changes(self._fleet.indices(), wanted)
+            names = {f"{change.role}-{index}" for change in found for index in change.removed}
+            leaving = [process for process in reversed(self._fleet.processes) if process.spec.name in names]
+            self._check_staying(leaving)
             workers = wanted.get("worker", len(self._fleet.indices()["worker"]))
             try:
                 specs = self._layout.more(reversed(found), workers)
             except PlanError as error:
                 raise ScaleFailed(str(error)) from None
             await self._grow(specs, timeout_s, tell)
-            names = {f"{change.role}-{index}" for change in found for index in change.removed}
-            leaving = [process for process in reversed(self._fleet.processes) if process.spec.name in names]
             return await self._shrink(leaving, tell)
+
+    def _check_staying(self, leaving: Sequence[ManagedProcess]) -> None:
+        """Those that are to take over must be there. Caches take over nothing."""
+        roles = {process.spec.role for process in leaving} - {"cache"}
+        staying = [p for p in self._fleet.processes if p.spec.role in roles and p not in leaving]
+        if away := [f"{p.spec.name} is {p.phase}" for p in staying if p.phase != "ready"]:
+            raise ScaleFailed(f"{', '.join(away)}, and would have to take over")
 
     async def _grow(self, specs: Sequence[ProcessSpec], timeout_s: float, tell: Tell) -> None:
         if not specs:
