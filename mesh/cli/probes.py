@@ -85,11 +85,13 @@ async def mesh_load(
     return load if isinstance(load, scheduler_pb2.MeshLoad) else None
 
 
-async def unattached(schedulers: Iterable[ProcessSpec], workers: Iterable[ProcessSpec]) -> list[str]:
+async def unattached(
+    schedulers: Iterable[ProcessSpec], workers: Iterable[ProcessSpec], tls: Tls | None = None
+) -> list[str]:
     """A sentence for each of `schedulers` that not all of `workers` have told their load."""
     missing = []
     for scheduler in schedulers:
-        load = await mesh_load(scheduler.address)
+        load = await mesh_load(scheduler.address, tls)
         heard = {state.hello.address for state in load.workers if state.HasField("load")} if load is not None else set()
         if absent := [worker.name for worker in workers if worker.address not in heard]:
             missing.append(f"{', '.join(absent)} not attached to {scheduler.name}")
