@@ -6,7 +6,20 @@ from importlib.metadata import version
 
 import pytest
 
-HEAVY = {"grpc", "torch", "numpy", "rich", "tokenizers", "gguf", "huggingface_hub", "httpx", "psutil", "pydantic"}
+HEAVY = {
+    "grpc",
+    "httptools",
+    "uvloop",
+    "torch",
+    "numpy",
+    "rich",
+    "tokenizers",
+    "gguf",
+    "huggingface_hub",
+    "httpx",
+    "psutil",
+    "pydantic",
+}
 
 
 def shoal(*arguments: str, **environment: str) -> "subprocess.CompletedProcess[str]":
@@ -26,7 +39,7 @@ def test_help_imports_nothing_heavy():
 def test_help_names_every_command():
     ran = shoal("--help")
     assert ran.returncode == 0
-    for name in ("up", "down", "status", "chat", "pull", "doctor"):
+    for name in ("up", "down", "status", "chat", "pull", "doctor", "bench"):
         assert f"\n  {name} " in ran.stdout
 
 

@@ -1,0 +1,235 @@
+"""An OpenAI-compatible server as a target: keep-alive connections that send prepared bytes and read event streams.
+
+Raw asyncio and the httptools parser, because a load generator on the cores it measures must cost next to nothing.
+"""
+
+import asyncio
+import ssl
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, cast
+from urllib.parse import urlsplit
+
+import httptools
+import msgspec
+
+from mesh.bench.answer import Ask, Outcome, SseReader
+from mesh.bench.report import CannotMeasure
+
+CONNECT_TIMEOUT_S = 10.0
+LOOKUP_TIMEOUT_S = 10.0
+CLOSE_S = 2.0
+# A server may close a connection that idles, just when we send: those that have idled this long are not used again.
+IDLE_S = 2.0
+MOST_ERROR_BYTES = 64 << 10
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HttpOptions:
+    """What every request to an HTTP target says."""
+
+    model: str
+    api: str = "chat"  # or "completions"
+    ignore_eos: bool = True
+    temperature: float = 0.0
+    api_key: str | None = None
+    timeout_s: float = 300.0
+    extra: dict[str, Any] = field(default_factory=dict)
+
+
+class Exchange(asyncio.Protocol):
+    """A connection and the one answer it is reading."""
+
+    def __init__(self) -> None:
+        self._transport: asyncio.Transport | None = None
+        self._parser = httptools.HttpResponseParser(self)
+        self._sse: SseReader | None = None
+        self._outcome: Outcome | None = None
+        self._ended: asyncio.Future[None] | None = None
+        self._now = 0.0
+        self._error_body = b""
+        self.idle_since = 0.0
+        self.usable = True
+        self.lost: asyncio.Future[None] = asyncio.get_running_loop().create_future()  # done when it is closed
+
+    async def ask(self, request: bytes, outcome: Outcome, gap: Callable[[float], None]) -> None:
+        """Send `request` and read its answer into `outcome`. Cancelled, it closes the connection."""
+        assert self._transport is not None
+        self._outcome, self._sse = outcome, SseReader(outcome, gap)
+        self._error_body = b""
+        self._ended = asyncio.get_running_loop().create_future()
+        self._transport.write(request)
+        try:
+            await self._ended
+        except asyncio.CancelledError:
+            self.close()
+            raise
+        finally:
+            self._outcome = self._ended = None
+            self.idle_since = time.perf_counter()
+
+    def close(self) -> None:
+        self.usable = False
+        if self._transport is not None:
+            self._transport.abort()
+
+    # asyncio.Protocol
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast("asyncio.Transport", transport)  # uvloop's are none by class
+
+    def data_received(self, data: bytes) -> None:
+        self._now = time.perf_counter()
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserError as error:
+            self._fail("broken HTTP", str(error))
+            self.close()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.usable = False
+        self.lost.set_result(None)
+        if self._outcome is not None and not self._read_to_the_end():
+            self._fail("broken stream", str(exc or "the connection was closed in mid-answer"))
+
+    # httptools
+
+    def on_body(self, body: bytes) -> None:
+        if self._sse is None or self._outcome is None:
+            return
+        if self._parser.get_status_code() == 200:
+            self._sse.feed(body, self._now)
+        elif len(self._error_body) < MOST_ERROR_BYTES:
+            self._error_body += body
+
+    def on_message_complete(self) -> None:
+        status = self._parser.get_status_code()
+        self.usable = self.usable and self._parser.should_keep_alive()
+        if self._outcome is None or self._sse is None:
+            return
+        if status != 200:
+            self._outcome.fail(f"http {status}", self._error_body.decode(errors="replace"))
+        elif not self._sse.done:
+            self._outcome.fail("no [DONE]", "the body ended in good order and the event stream did not")
+        self._end()
+
+    def _read_to_the_end(self) -> bool:
+        """A body without length or chunks ends with its connection."""
+        if self._sse is not None and self._sse.done:
+            self._end()
+            return True
+        return False
+
+    def _fail(self, kind: str, detail: str) -> None:
+        if self._outcome is not None:
+            self._outcome.fail(kind, detail)
+        self._end()
+
+    def _end(self) -> None:
+        if self._ended is not None and not self._ended.done():
+            self._ended.set_result(None)
+
+
+class HttpTarget:
+    """One base URL, e.g. http://127.0.0.1:8000 (with or without /v1). Use it as `async with`."""
+
+    def __init__(self, url: str, options: HttpOptions) -> None:
+        parts = urlsplit(url)
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise CannotMeasure(f"{url} is no URL: write http://host:port, or grpc://host:port for Shoal's gRPC")
+        self._options = options
+        self._tls = ssl.create_default_context() if parts.scheme == "https" else None
+        self._host, self._port = parts.hostname, parts.port or (443 if self._tls else 80)
+        path = parts.path.rstrip("/").removesuffix("/v1")
+        route = "chat/completions" if options.api == "chat" else "completions"
+        self._prefix = f"{path}/v1"
+        self._head = self._request_head("POST", f"{self._prefix}/{route}", parts.netloc)
+        self._lookup = self._request_head("GET", f"{self._prefix}/models", parts.netloc)
+        self._idle: list[Exchange] = []
+        self._open: set[Exchange] = set()
+
+    async def __aenter__(self) -> "HttpTarget":
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        open_ones = list(self._open)
+        for exchange in open_ones:
+            exchange.close()
+        if open_ones:
+            await asyncio.wait([exchange.lost for exchange in open_ones], timeout=CLOSE_S)
+
+    async def ask(self, ask: Ask, outcome: Outcome, gap: Callable[[float], None]) -> None:
+        """One request to its end, whatever that is: failures are told in `outcome`."""
+        body = msgspec.json.encode(self.body(ask))
+        request = b"%b\r\ncontent-length: %d\r\n\r\n%b" % (self._head, len(body), body)
+        try:
+            async with asyncio.timeout(self._options.timeout_s):
+                exchange = await self._connection()
+                await exchange.ask(request, outcome, gap)
+        except TimeoutError:
+            outcome.fail("timeout", f"no end within {self._options.timeout_s:g} s")
+            return
+        except OSError as error:
+            outcome.fail("connect", str(error))
+            return
+        outcome.check_whole(ask.output_tokens, exact=self._options.ignore_eos)
+        if exchange.usable:
+            self._idle.append(exchange)
+        else:
+            exchange.close()
+
+    def body(self, ask: Ask) -> dict[str, Any]:
+        """The request's JSON."""
+        options = self._options
+        prompt: dict[str, Any] = (
+            {"messages": [{"role": "user", "content": ask.prompt}]} if options.api == "chat" else {"prompt": ask.prompt}
+        )
+        ignore: dict[str, Any] = {"ignore_eos": True} if options.ignore_eos else {}
+        return {
+            "model": options.model,
+            **prompt,
+            "max_tokens": ask.output_tokens,
+            "temperature": options.temperature,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+            **ignore,
+            **options.extra,
+        }
+
+    async def _connection(self) -> Exchange:
+        now = time.perf_counter()
+        while self._idle:
+            exchange = self._idle.pop()
+            if exchange.usable and now - exchange.idle_since < IDLE_S:
+                return exchange
+            exchange.close()
+        loop = asyncio.get_running_loop()
+        async with asyncio.timeout(CONNECT_TIMEOUT_S):
+            _, made = await loop.create_connection(Exchange, self._host, self._port, ssl=self._tls)
+        self._open.add(made)
+        made.lost.add_done_callback(lambda _: self._open.discard(made))
+        return made
+
+    def _request_head(self, method: str, path: str, host: str) -> bytes:
+        key = f"\r\nauthorization: Bearer {self._options.api_key}" if self._options.api_key else ""
+        return f"{method} {path} HTTP/1.1\r\nhost: {host}\r\ncontent-type: application/json{key}".encode()
+
+
+def models_at(url: str, api_key: str | None = None) -> list[dict[str, Any]]:
+    """What GET /v1/models lists. Raises CannotMeasure if nothing that speaks OpenAI's API answers."""
+    import json
+    import urllib.error
+    import urllib.request
+
+    base = url.rstrip("/").removesuffix("/v1")
+    headers = {"authorization": f"Bearer {api_key}"} if api_key else {}
+    try:
+        request = urllib.request.Request(f"{base}/v1/models", headers=headers)
+        with urllib.request.urlopen(request, timeout=LOOKUP_TIMEOUT_S) as answer:
+            listed = json.load(answer).get("data")
+    except (OSError, ValueError, AttributeError) as error:
+        raise CannotMeasure(f"{base}/v1/models does not answer as an OpenAI server: {error}") from None
+    if not listed:
+        raise CannotMeasure(f"{base}/v1/models lists no model: is a worker up? Or name one with --model")
+    return [dict(entry) for entry in listed]

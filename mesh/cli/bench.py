@@ -1,0 +1,160 @@
+"""`shoal bench`: measure a mesh, or beside its peers. The measuring is in mesh/bench, imported when a command runs.
+
+Exit code 0: every goal is met; 1: one is missed; 2: it could not be measured, and why.
+"""
+
+import shlex
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+
+from mesh.cli.problem import Problem
+
+if TYPE_CHECKING:
+    from mesh.bench.report import Report
+
+app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Measure a mesh, or Shoal beside its peers.")
+
+INTERRUPTED = 130
+
+Json = Annotated[Path | None, typer.Option("--json", help="Write the report to this file, as JSON; - is stdout.")]
+Markdown = Annotated[bool, typer.Option("--markdown", help="Print the table as Markdown, to paste.")]
+Plot = Annotated[bool, typer.Option("--plot", help="Draw bars below the table.")]
+
+Urls = Annotated[
+    list[str] | None, typer.Argument(metavar="URL...", help="http(s)://host:port or grpc://host:port; several share.")
+]
+MoreUrls = Annotated[list[str] | None, typer.Option("--url", help="One more URL; may be repeated.")]
+Model = Annotated[str | None, typer.Option(help="Which model, where several are served.")]
+Api = Annotated[Literal["chat", "completions"], typer.Option(help="Which endpoint; completions adds no template.")]
+Streams = Annotated[int, typer.Option(min=1, max=4096, help="Closed loop: requests at a time.")]
+Rate = Annotated[float | None, typer.Option(min=0.001, help="Open loop: requests a second, Poisson.")]
+Requests = Annotated[int | None, typer.Option(min=1, help="Most requests.")]
+Duration = Annotated[float | None, typer.Option(min=0.1, help="Seconds in which requests begin. [default: 30]")]
+Warmup = Annotated[int | None, typer.Option(min=0, help="Requests before. [default: as streams, at most 8]")]
+InputTokens = Annotated[int, typer.Option(min=1, help="Words of a prompt, of one token each.")]
+OutputTokens = Annotated[int, typer.Option(min=1, help="Tokens of an answer.")]
+IgnoreEos = Annotated[bool, typer.Option(help="Ask for answers of the full length (vLLM's and Shoal's ignore_eos).")]
+Trace = Annotated[Path | None, typer.Option(help="Replay this trace: Azure's CSV or Mooncake's JSON lines, also .gz.")]
+Speedup = Annotated[float, typer.Option(min=0.001, help="Replay so many times as fast.")]
+Limit = Annotated[int | None, typer.Option(min=1, help="Only so many of the trace's first requests.")]
+InputCap = Annotated[int | None, typer.Option(min=1, help="Cut longer prompts of the trace to so many tokens.")]
+InFlight = Annotated[int, typer.Option("--max-in-flight", min=1, help="Open loop: more than this are not sent.")]
+Timeout = Annotated[float, typer.Option(min=0.1, help="Seconds that one request may take.")]
+Seed = Annotated[int, typer.Option(min=0, help="Of prompts and arrivals.")]
+ApiKey = Annotated[str | None, typer.Option(envvar="SHOAL_API_KEY", help="Sent as a bearer token.")]
+
+
+@app.command("load")
+def load(
+    url: Urls = None,
+    more_urls: MoreUrls = None,
+    model: Model = None,
+    api: Api = "chat",
+    streams: Streams = 8,
+    rate: Rate = None,
+    requests: Requests = None,
+    duration_s: Duration = None,
+    warmup: Warmup = None,
+    input_tokens: InputTokens = 256,
+    output_tokens: OutputTokens = 128,
+    ignore_eos: IgnoreEos = True,
+    trace: Trace = None,
+    speedup: Speedup = 1.0,
+    limit: Limit = None,
+    input_cap: InputCap = None,
+    max_in_flight: InFlight = 1024,
+    timeout_s: Timeout = 300.0,
+    seed: Seed = 0,
+    api_key: ApiKey = None,
+    json: Json = None,
+    markdown: Markdown = False,
+    plot: Plot = False,
+) -> None:
+    """Load any OpenAI-compatible server, or Shoal's gRPC, and tell how it did. Without a URL: the running mesh."""
+    if trace is not None and rate is not None:
+        raise typer.BadParameter("a trace has its own arrival times: use --speedup", param_hint="--rate")
+    urls = [*(url or ()), *(more_urls or ())] or _running_mesh()
+
+    def measured() -> "Report":
+        from mesh.bench.load import LoadPlan, measure
+
+        plan = LoadPlan(
+            urls=urls,
+            model=model,
+            api=api,
+            streams=streams,
+            rate=rate,
+            requests=requests,
+            duration_s=duration_s if duration_s is not None or requests is not None else 30.0,
+            warmup=warmup,
+            input_tokens=input_tokens,
+            output_tokens=output_tokens,
+            ignore_eos=ignore_eos,
+            trace=trace,
+            speedup=speedup,
+            limit=limit,
+            input_cap=input_cap,
+            max_in_flight=max_in_flight,
+            timeout_s=timeout_s,
+            api_key=api_key,
+            seed=seed,
+        )
+        return measure(plan, command_line())
+
+    _run(measured, json, markdown=markdown, plot=plot)
+
+
+def _running_mesh() -> list[str]:
+    from mesh.cli import state
+
+    mesh = state.running()
+    if mesh is None:
+        raise Problem("no mesh is running", "start one with `shoal up`, or name a URL to load")
+    return list(mesh.http_urls)
+
+
+def command_line() -> str:
+    """What was typed, ready to be typed again."""
+    return shlex.join(["shoal", *sys.argv[1:]])
+
+
+def _run(measure: Callable[[], "Report"], json: Path | None, *, markdown: bool, plot: bool) -> None:
+    """Measure, show, and end with the report's exit code."""
+    from mesh.bench.report import NOT_MEASURED, CannotMeasure
+
+    try:
+        report = measure()
+    except (CannotMeasure, Problem) as reason:
+        typer.secho(f"shoal bench: {reason}", fg="red", err=True)
+        raise typer.Exit(NOT_MEASURED) from None
+    except KeyboardInterrupt:
+        typer.echo("\nshoal bench: interrupted, nothing was written", err=True)
+        raise typer.Exit(INTERRUPTED) from None
+    _show(report, json, markdown=markdown, plot=plot)
+    raise typer.Exit(report.exit_code)
+
+
+def _show(report: "Report", json: Path | None, *, markdown: bool, plot: bool) -> None:
+    import msgspec
+    from rich.console import Console
+
+    from mesh.bench import plots, table
+
+    if json is not None:
+        text = msgspec.json.format(msgspec.json.encode(report.as_json())).decode() + "\n"
+        if str(json) == "-":
+            typer.echo(text, nl=False)
+        else:
+            json.write_text(text)
+            typer.echo(f"written: {json}", err=True)
+    if markdown:
+        typer.echo(table.markdown(report), nl=False)
+    elif json is None:
+        Console().print(table.rich_table(report), highlight=False)
+    if plot:
+        for drawing in plots.of(report):
+            Console(stderr=json is not None and str(json) == "-").print(drawing, highlight=False)

@@ -1,0 +1,59 @@
+"""How a stream's bytes are read, however they were cut."""
+
+from itertools import pairwise
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mesh.bench.answer import Outcome, SseReader
+
+STREAM = (
+    b": a comment\n\n"
+    b'data: {"choices":[{"delta":{"role":"assistant","content":""},"finish_reason":null}]}\n\n'
+    b'data: {"choices":[{"delta":{"content":"One"},"finish_reason":null}],"usage":null}\n\n'
+    b'data: {"choices": [{"delta": {"content": " \\"error\\" "}, "finish_reason": null}]}\n\n'
+    b'data: {"choices":[{"delta":{"content":"."}}]}\n\n'
+    b'data: {"choices":[{"delta":{},"finish_reason":"length"}]}\n\n'
+    b'data: {"choices":[],"usage":{"prompt_tokens":9,"completion_tokens":3,'
+    b'"prompt_tokens_details":{"cached_tokens":4}}}\n\n'
+    b"data: [DONE]\n\n"
+)
+
+
+def read(pieces: list[bytes]) -> tuple[Outcome, list[float], bool]:
+    outcome, gaps = Outcome(due=0.0, sent=0.0), []
+    reader = SseReader(outcome, gaps.append)
+    for second, piece in enumerate(pieces, 1):
+        reader.feed(piece, float(second))
+    return outcome, gaps, reader.done
+
+
+@given(st.lists(st.integers(0, len(STREAM)), max_size=12), st.booleans())
+def test_a_stream_reads_the_same_however_it_is_cut(cuts, windows_ends):
+    stream = STREAM.replace(b"\n", b"\r\n") if windows_ends else STREAM
+    edges = [0, *sorted(cuts), len(stream)]
+    outcome, gaps, done = read([stream[a:b] for a, b in pairwise(edges)])
+    outcome.check_whole(3, exact=True)
+    assert (outcome.error, done) == ("", True)
+    assert (outcome.pieces, outcome.tokens, outcome.prompt_tokens, outcome.cached_tokens) == (3, 3, 9, 4)
+    assert outcome.finish == "length"
+    assert len(gaps) == 2
+
+
+def test_the_first_token_is_the_first_text_and_not_the_role():
+    lines = STREAM.split(b"\n\n")
+    outcome, gaps, _ = read([line + b"\n\n" for line in lines])
+    assert (outcome.first, outcome.last) == (3.0, 5.0)
+    assert gaps == [1.0, 1.0]
+
+
+def test_completions_and_reasoning_are_text_too():
+    outcome, _, _ = read([b'data: {"choices":[{"text":"x","finish_reason":null}]}\n\n'])
+    assert outcome.pieces == 1
+    outcome, _, _ = read([b'data: {"choices":[{"delta":{"reasoning_content":"x"},"finish_reason":null}]}\n\n'])
+    assert outcome.pieces == 1
+
+
+def test_an_event_without_end_is_not_collected_for_ever():
+    outcome, _, _ = read([b"data: " + b"x" * (1 << 21)])
+    assert outcome.error == "oversized event"
