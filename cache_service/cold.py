@@ -42,8 +42,8 @@ class ColdStore:
     """Bundles behind `redis`. Nothing here raises for Redis' sake."""
 
     def __init__(self, redis: RedisBundles, limits: Limits, metrics: Metrics) -> None:
-        self.receiving = ByteBudget(limits.held_bytes, limits.stall_s)
-        self._sending = ByteBudget(limits.held_bytes, limits.stall_s)
+        self.receiving = ByteBudget(limits.held_bytes, limits.room_s)
+        self.sending = ByteBudget(limits.held_bytes, limits.room_s)
         self._redis = redis
         self._metrics = metrics
         self._breaker = Breaker(BREAKER)
@@ -58,7 +58,8 @@ class ColdStore:
             self._pinged(well, time.monotonic())
             if well != told:
                 told = well
-                log.log(*_NEWS[well])
+                level, event, message = _NEWS[well]
+                log.log(level, message, extra={"fields": {"event": event}})
                 self._metrics.redis_up(well)
                 await tell(well)
             await asyncio.sleep(PING_EVERY_S)
@@ -94,7 +95,7 @@ class ColdStore:
         places = _places(keys)
         for start in range(0, len(places), step):
             batch = places[start : start + step]
-            async with self._sending.hold(len(batch) * size):
+            async with self.sending.hold(len(batch) * size):
                 entries = await self._read(batch, size)
                 for index, entry in enumerate(entries, start):
                     bundle = await self._bundle(entry, keys, index, places[index])
@@ -163,7 +164,10 @@ class ColdStore:
             self._breaker.succeeded(kind)
 
 
-_NEWS = {True: (logging.INFO, "redis answers"), False: (logging.WARNING, "redis does not answer: all is a miss")}
+_NEWS = {
+    True: (logging.INFO, "redis_up", "redis answers"),
+    False: (logging.WARNING, "redis_away", "redis does not answer: until it does, all is a miss"),
+}
 
 
 def _places(keys: KeySet) -> list[bytes]:

@@ -10,5 +10,6 @@ class Limits:
     max_keys: int
     max_bundle_bytes: int
     held_bytes: int
+    room_s: float
     stall_s: float
     connections: int

@@ -59,7 +59,9 @@ class Metrics:
         self._mismatches = Counter(
             PREFIX + "mismatches", "Entries that were not what their key says; removed.", registry=registry
         )
-        self._stored = Counter(PREFIX + "stored", "Bundles of Put by result.", ["result"], registry=registry)
+        self._bundles = Counter(
+            PREFIX + "bundles", "Bundles of Put by result: stored, held, refused.", ["result"], registry=registry
+        )
         self._refused = Counter(
             PREFIX + "refused", "Bundles and requests refused, by reason.", ["reason"], registry=registry
         )
@@ -109,7 +111,7 @@ class Metrics:
 
     def written(self, result: str, size: int) -> None:
         """A bundle came whole; `result` is stored, held or refused. `size` = bytes given to Redis."""
-        self._stored.labels(result).inc()
+        self._bundles.labels(result).inc()
         self._bytes.labels("written").inc(size)
         self.tally.bytes_written += size
         self.tally.stored += result == "stored"

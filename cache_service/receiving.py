@@ -13,6 +13,9 @@ from mesh.errors import DeadlineExceeded, InvalidRequest
 from mesh.kv import Bundle, KvGeometry
 from mesh.kv_wire import Assembly
 
+# A cancelled call reads as a stream that ended; so soon afterwards its task is cancelled, and it was no bad input.
+HANG_UP_S = 0.05
+
 Pieces = AsyncIterator[Any]  # of shoal.cache.v1.Chunk
 Origin = tuple[bytes, KvGeometry]
 
@@ -30,13 +33,14 @@ class Receiver:
     async def bundles(self) -> AsyncGenerator[Bundle, None]:
         """Until the stream ends. Raises InvalidRequest, DeadlineExceeded, Overloaded."""
         while (first := await self._next(self._deadline())) is not None:
-            due = self._deadline()
             assembly = Assembly(first, self._most_bytes)
             self._check_origin((assembly.header.namespace, assembly.geometry))
             async with self._memory.hold(assembly.geometry.bundle_bytes):
+                due = self._deadline()
                 while not assembly.whole:
                     piece = await self._next(due)
                     if piece is None:
+                        await asyncio.sleep(HANG_UP_S)
                         raise assembly.cut("the stream ends")
                     assembly.add(piece)
                 yield assembly.bundle()

@@ -1,5 +1,6 @@
 """CacheService: turns protobuf into the cold store's calls and back; decides nothing."""
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import aclosing
 from typing import Any
@@ -10,14 +11,16 @@ from cache_service.cold import ColdStore, Written
 from cache_service.limits import Limits
 from cache_service.metrics import Metrics
 from cache_service.receiving import Receiver
-from cache_service.stall import Stall
 from cache_service.translate import keys_of
+from mesh.errors import DeadlineExceeded
+from mesh.kv import Bundle
 from mesh.kv_wire import pieces_of
 from mesh.server import AddService, InFlight
 from shoal.cache.v1 import cache_pb2, cache_pb2_grpc
 
 Context = grpc.aio.ServicerContext[Any, Any]
 NAME = cache_pb2.DESCRIPTOR.services_by_name["CacheService"].full_name
+_NOTHING: tuple[cache_pb2.Chunk, ...] = ()
 
 
 class CacheService(cache_pb2_grpc.CacheServiceServicer):
@@ -43,24 +46,31 @@ class CacheService(cache_pb2_grpc.CacheServiceServicer):
                 return cache_pb2.MatchReply(leading_blocks=operation.hits)
 
     async def Get(self, request: cache_pb2.GetRequest, context: Context) -> AsyncIterator[cache_pb2.Chunk]:
+        # Writes through the context: what happens while a piece waits for its reader then happens here, and not to a
+        # suspended generator that nobody resumes. It stays a generator, as interceptors want their streams.
         async with self._in_flight.rpc(context):
-            with self._metrics.operation("get") as operation, Stall(self._limits.stall_s) as stall:
+            with self._metrics.operation("get") as operation:
                 keys = keys_of(request, self._limits)
                 operation.keys = len(keys.keys)
                 async with aclosing(self._store.read(keys)) as bundles:
                     async for bundle in bundles:
-                        size = bundle.geometry.bundle_bytes
+                        await self._send(bundle, context)
                         operation.hits += 1
-                        operation.size += size
-                        self._metrics.hit(size)
-                        if operation.hits == operation.keys:
-                            operation.outcome = "ok"
-                        for piece in pieces_of(bundle):
-                            with stall.sending():
-                                yield piece
-                if operation.hits < operation.keys:
-                    operation.outcome = "miss"
-                    self._metrics.missed(operation.keys - operation.hits)
+                        operation.size += bundle.geometry.bundle_bytes
+                        self._metrics.hit(bundle.geometry.bundle_bytes)
+                operation.outcome = "ok" if operation.hits == operation.keys else "miss"
+                self._metrics.missed(operation.keys - operation.hits)
+        for chunk in _NOTHING:
+            yield chunk
+
+    async def _send(self, bundle: Bundle, context: Context) -> None:
+        """Piece by piece, as fast as the reader takes them. Raises DeadlineExceeded if it takes none."""
+        for piece in pieces_of(bundle):
+            try:
+                async with asyncio.timeout(self._limits.stall_s):
+                    await context.write(piece)
+            except TimeoutError:
+                raise DeadlineExceeded(f"nothing was read for {self._limits.stall_s:g} s") from None
 
     async def Put(self, request_iterator: AsyncIterator[cache_pb2.Chunk], context: Context) -> cache_pb2.PutReply:
         count = dict.fromkeys(Written, 0)

@@ -1,8 +1,8 @@
 """The cache service's settings."""
 
-from typing import ClassVar, Self
+from typing import ClassVar
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, ValidationInfo, field_validator
 from redis.asyncio.connection import parse_url
 
 from cache_service.limits import Limits
@@ -32,8 +32,12 @@ class CacheSettings(ServiceSettings):
     max_keys: int = Field(65_536, ge=1, description="Most blocks in one Match or Get.")
     max_bundle_bytes: int = Field(64 * MIB, ge=1, description="Largest bundle taken: one block's KV of all layers.")
     held_bytes: int = Field(
-        256 * MIB, ge=1, description="Most bytes of bundles in memory that are being received; as many that are sent."
+        256 * MIB,
+        ge=1,
+        validate_default=True,
+        description="Most bytes of bundles in memory that are being received; as many that are sent.",
     )
+    room_s: float = Field(2, gt=0, description="Seconds that a call waits for room among them, before it is refused.")
     stall_s: float = Field(
         10, gt=0, description="Seconds in which a sender must bring a whole bundle, and a reader take a piece."
     )
@@ -44,11 +48,13 @@ class CacheSettings(ServiceSettings):
         parse_url(url)
         return url
 
-    @model_validator(mode="after")
-    def _one_bundle_fits(self) -> Self:
-        if self.max_bundle_bytes > self.held_bytes:
-            raise ValueError(f"{self.variable('max_bundle_bytes')} is over {self.variable('held_bytes')}")
-        return self
+    @field_validator("held_bytes")
+    @classmethod
+    def _one_bundle_fits(cls, held_bytes: int, info: ValidationInfo) -> int:
+        largest = info.data.get("max_bundle_bytes", 0)
+        if held_bytes < largest:
+            raise ValueError(f"less than one bundle may have, {cls.variable('max_bundle_bytes')} = {largest}")
+        return held_bytes
 
     def limits(self) -> Limits:
         """What one call, and all of them, may take."""
@@ -56,6 +62,7 @@ class CacheSettings(ServiceSettings):
             max_keys=self.max_keys,
             max_bundle_bytes=self.max_bundle_bytes,
             held_bytes=self.held_bytes,
+            room_s=self.room_s,
             stall_s=self.stall_s,
             connections=self.connections,
         )
