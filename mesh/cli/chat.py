@@ -54,8 +54,12 @@ def command(
     api_key: ApiKey = None,
 ) -> None:
     """Talk to the mesh. With a question: one answer. Without: a conversation."""
+    import os
+
     from rich.console import Console
 
+    # gRPC looks when it is imported. What goes wrong is told below, once and in words.
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     import shoal
 
     options: ChatOptions = {"temperature": temperature, "max_tokens": max_tokens}

@@ -63,16 +63,17 @@ def answers(address: str, tls: "ClientTls | None") -> bool:
 
 def why_not(address: str, tls: "ClientTls | None", message: str) -> Problem:
     """What to tell of an address where no gRPC server answers us."""
-    if _speaks_http(address):
+    if _speaks_http(address) or _speaks_tls(address, "http/1.1"):
         return Problem(
             f"{address} is an HTTP port, and chat speaks gRPC",
             "name the gateway's gRPC address with --grpc HOST:PORT (`shoal status` shows it), or leave --grpc out",
         )
-    if tls is None and _speaks_tls(address):
+    secure = _speaks_tls(address)
+    if tls is None and secure:
         return Problem(f"{address} speaks TLS", "name its CA with --ca FILE, or SHOAL_TLS_DIR=FOLDER")
     if tls is not None and answers(address, None):
         return Problem(f"{address} speaks no TLS", "leave out --ca, https:// and SHOAL_TLS_DIR")
-    if tls is not None and _speaks_tls(address):
+    if tls is not None and secure:
         return Problem(
             f"{address} and we do not trust each other: {message}",
             f"did {tls.ca or 'a public CA'} sign its certificate, for this host? Does it ask for ours (SHOAL_TLS_DIR)?",
@@ -92,16 +93,17 @@ def _speaks_http(address: str) -> bool:
     return True
 
 
-def _speaks_tls(address: str) -> bool:
-    """Whoever it is: this asks for the language, not for the name."""
+def _speaks_tls(address: str, protocol: str = "h2") -> bool:
+    """Whether `protocol` is spoken there inside TLS, by whomever."""
     host, _, port = address.rpartition(":")
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    context.set_alpn_protocols([protocol])
     try:
         with (
             socket.create_connection((host.strip("[]"), int(port)), timeout=ANSWER_S) as connection,
-            context.wrap_socket(connection, server_hostname=host.strip("[]")),
+            context.wrap_socket(connection, server_hostname=host.strip("[]")) as secured,
         ):
-            return True
+            return secured.selected_alpn_protocol() == protocol
     except (OSError, ValueError):
         return False
