@@ -3,6 +3,7 @@
 Exit code 0: every goal is met; 1: one is missed; 2: it could not be measured, and why.
 """
 
+import os
 import shlex
 import sys
 from collections.abc import Callable
@@ -114,6 +115,8 @@ def _running_mesh() -> list[str]:
     mesh = state.running()
     if mesh is None:
         raise Problem("no mesh is running", "start one with `shoal up`, or name a URL to load")
+    if mesh.tls_dir:
+        os.environ.setdefault("SSL_CERT_FILE", str(Path(mesh.tls_dir) / "ca.pem"))
     return list(mesh.http_urls)
 
 
