@@ -3,14 +3,24 @@
 So an answer is the same whatever shares its batch, and goes on alike after a preemption or on another worker.
 """
 
+from functools import lru_cache
+
+# More than ever run at once; one that was forgotten is computed again.
+_REMEMBERED = 4096
 _MASK = (1 << 64) - 1
 _GOLDEN = 0x9E3779B97F4A7C15
 
 
 def bits(seed: int, choice: int, position: int) -> int:
     """64 random bits: SplitMix64's finalizer over the three counters in turn."""
+    return _mix((_stream(seed, choice) ^ position) + _GOLDEN & _MASK)
+
+
+@lru_cache(_REMEMBERED)
+def _stream(seed: int, choice: int) -> int:
+    """What is the same at all positions of a choice."""
     state = 0
-    for counter in (seed, choice, position):
+    for counter in (seed, choice):
         state = _mix((state ^ counter) + _GOLDEN & _MASK)
     return state
 

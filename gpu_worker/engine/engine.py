@@ -123,7 +123,7 @@ class BatchingEngine:
             events += self._accept(piece.sequence.request, begin_s)
         self._runner.clear(fresh)
         outcomes = self._compute(pieces)
-        computed = [outcome.piece for outcome in outcomes if not outcome.error]
+        computed = [one.piece for one in outcomes if not one.error and not one.piece.only_new_output]
         prompt_tokens = sum(piece.prompt_tokens for piece in computed)
         recomputed_tokens = sum(piece.recomputed_tokens for piece in computed)
         for outcome in outcomes:
@@ -204,11 +204,18 @@ class BatchingEngine:
             self.pool.disown(sequence.blocks)
             return self._finish(Ending(sequence, Reason.ERROR, sequence.output_tokens, message=outcome.error))
         sequence.advance(outcome.piece.count)
-        full = outcome.piece.start // BLOCK_TOKENS
-        for block, key in zip(sequence.blocks[full:], sequence.keys_up_to(sequence.computed)[full:], strict=False):
+        self._publish(outcome.piece)
+        return self._take(sequence, outcome.sampled) if outcome.sampled is not None else []
+
+    def _publish(self, piece: Piece) -> None:
+        """The blocks that the piece has filled can be found from now on."""
+        sequence = piece.sequence
+        first, last = piece.start // BLOCK_TOKENS, sequence.computed // BLOCK_TOKENS
+        if first == last:
+            return
+        for block, key in zip(sequence.blocks[first:last], sequence.keys_up_to(sequence.computed)[first:], strict=True):
             if self.pool.publish(block, key):
                 self._computed.setdefault(sequence.request.root, []).append(key)
-        return self._take(sequence, outcome.sampled) if outcome.sampled is not None else []
 
     def _take(self, sequence: Sequence, sampled: Sampled) -> list[Event]:
         """A new token: an event, or the end of the choice."""

@@ -12,8 +12,8 @@ from gpu_worker.engine.sequence import Request, blocks_for
 def load_of(schedule: Schedule, meters: Meters, requests: Mapping[str, Request]) -> EngineLoad:
     """The load report. `requests` is all that runs or waits, by request id."""
     running, waiting, pool = schedule.running, schedule.waiting, schedule.pool
-    growth = sum(blocks_for(one.limit) - len(one.blocks) for one in running)
-    unfinished = [one.uncomputed for one in running if one.uncomputed > 1]
+    growth = sum([blocks_for(one.limit) - len(one.blocks) for one in running])  # lists: this runs in every step
+    unfinished = [left for one in running if (left := one.uncomputed) > 1]
     return EngineLoad(
         steps=meters.steps,
         waiting_sequences=len(waiting),
@@ -30,5 +30,5 @@ def load_of(schedule: Schedule, meters: Meters, requests: Mapping[str, Request])
         median_step_ms=meters.median_step_ms,
         preemptions=schedule.preemptions,
         running=[request.identity for request in requests.values()],
-        computed={key: max(one.computed for one in r.sequences) for key, r in requests.items()},
+        computed={key: max([one.computed for one in r.sequences]) for key, r in requests.items()},
     )

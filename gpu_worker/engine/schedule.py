@@ -32,6 +32,7 @@ class Schedule:
         self.waiting: list[Sequence] = []  # by order
         self.running: list[Sequence] = []  # by order
         self.preemptions = 0
+        self._preempted_before = 0  # as the step being planned began
         self._fresh: list[int] = []  # blocks allocated for the step being planned
 
     def add(self, sequence: Sequence) -> None:
@@ -51,11 +52,14 @@ class Schedule:
         `budget` is the most prompt tokens of all sequences together; decodes come on top.
         """
         self._fresh = []
+        self._preempted_before = self.preemptions
         pieces: list[Piece] = []
         for sequence in [one for one in self.running if one.uncomputed == 1]:
             pieces += self._piece(sequence, 1)
         pieces += self._plan_prefills(budget)
-        held = set(map(id, self.running))  # growth may have preempted a sequence that had its piece already
+        if self._all_stayed():
+            return pieces, self._fresh
+        held = set(map(id, self.running))  # growth has preempted a sequence, which may have had its piece already
         return [piece for piece in pieces if id(piece.sequence) in held], self._fresh
 
     def _plan_prefills(self, budget: int) -> list[Piece]:
@@ -72,9 +76,13 @@ class Schedule:
 
     def _piece(self, sequence: Sequence, count: int) -> list[Piece]:
         """The sequence's next `count` tokens with their blocks; nothing if it had to give way."""
-        if count and sequence in self.running and self._grow(sequence, count):
+        if count and (self._all_stayed() or sequence in self.running) and self._grow(sequence, count):
             return [Piece(sequence, sequence.computed, count)]
         return []
+
+    def _all_stayed(self) -> bool:
+        """Whether the step being planned has preempted nobody; then nobody need be looked for among the running."""
+        return self.preemptions == self._preempted_before
 
     def _start_waiting(self, budget: int) -> list[Piece]:
         pieces = []

@@ -65,7 +65,7 @@ class Sequence:
 
     def append(self, token: int) -> None:
         self.ids.append(token)
-        self.counts[token] += 1
+        self.counts[token] = self.counts.get(token, 0) + 1
 
 
 @dataclass(slots=True, eq=False)
@@ -114,6 +114,12 @@ class Piece:
     def samples(self) -> bool:
         """Whether the piece reaches the last known token, so that its logits choose the next one."""
         return self.start + self.count == len(self.sequence.ids)
+
+    @property
+    def only_new_output(self) -> bool:
+        """Whether nothing in it is prompt or was computed before: a decode, as most pieces are."""
+        sequence = self.sequence
+        return self.start >= sequence.reached and self.start >= len(sequence.request.plan.prompt_ids)
 
     @property
     def prompt_tokens(self) -> int:
