@@ -108,11 +108,14 @@ class Scaling:
             await asyncio.sleep(LOOK_S)
 
     async def _unattached(self, specs: Sequence[ProcessSpec]) -> list[str]:
-        """What is still missing between schedulers and workers, one of them new. A worker that is down is excused."""
-        new = {role: [spec for spec in specs if spec.role == role] for role in ("scheduler", "worker")}
-        well = [p.spec for p in self._fleet.processes if p.spec.role == "worker" and p.phase == "ready"]
-        old = self._fleet.joined("scheduler") if new["worker"] else []
-        return await self._unattached_to(new["scheduler"], well) + await self._unattached_to(old, new["worker"])
+        """What is still missing between schedulers and workers, one of them new. Who is down now is excused."""
+        ready = [process.spec for process in self._fleet.processes if process.phase == "ready"]
+        workers = [spec for spec in ready if spec.role == "worker"]
+        schedulers = [spec for spec in ready if spec.role == "scheduler"]
+        missing = await self._unattached_to([spec for spec in schedulers if spec in specs], workers)
+        return missing + await self._unattached_to(
+            [spec for spec in schedulers if spec not in specs], [spec for spec in workers if spec in specs]
+        )
 
     async def _undo(self, new: Sequence[ManagedProcess], why: str, tell: Tell) -> ScaleFailed:
         self.publish()

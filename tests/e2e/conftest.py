@@ -1,12 +1,13 @@
 """A whole mesh as real processes with the real model, in a home folder of its own, for tests to use and to hurt."""
 
+import itertools
 import os
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 import httpx
@@ -144,19 +145,31 @@ def mesh(model: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mesh]
         yield mesh
 
 
+@contextmanager
+def starting(model: str, home: Path) -> Iterator[Callable[..., Mesh]]:
+    """A function that starts meshes in folders of their own below `home`; they end with the block."""
+    with ExitStack() as meshes:
+        numbers = itertools.count()
+
+        def start(env: dict[str, str] | None = None, **plan: str | int | bool) -> Mesh:
+            folder = home / f"mesh-{next(numbers)}"
+            return meshes.enter_context(running(folder, MeshPlan(model=model, **plan), env or {}))  # type: ignore[arg-type]
+
+        yield start
+
+
 @pytest.fixture
 def start_mesh(model: str, tmp_path: Path) -> Iterator[Callable[..., Mesh]]:
     """`start_mesh(workers=2, env={...})` starts a mesh of its own for a test that breaks it."""
-    meshes: list[Iterator[Mesh]] = []
+    with starting(model, tmp_path) as start:
+        yield start
 
-    def start(env: dict[str, str] | None = None, **plan: str | int | bool) -> Mesh:
-        context = running(tmp_path / f"mesh-{len(meshes)}", MeshPlan(model=model, **plan), env or {})  # type: ignore[arg-type]
-        meshes.append(context)  # type: ignore[arg-type]
-        return context.__enter__()
 
-    yield start
-    for context in reversed(meshes):
-        context.__exit__(None, None, None)  # type: ignore[attr-defined]
+@pytest.fixture(scope="module")
+def start_shared_mesh(model: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Mesh]]:
+    """The same for a module whose tests leave their mesh as they found it."""
+    with starting(model, tmp_path_factory.mktemp("shared")) as start:
+        yield start
 
 
 class Answer(msgspec.Struct):
