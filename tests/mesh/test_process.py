@@ -7,11 +7,13 @@ import os
 import signal
 import socket
 from collections.abc import Iterator
+from pathlib import Path
 from typing import ClassVar
 
 import pytest
 from pydantic import Field
 
+from mesh.cli.certs import make_set
 from mesh.process import ProcessFailed, check_ports, run_service
 from mesh.server import Server
 from mesh.settings import ServiceSettings, SettingsError
@@ -89,6 +91,27 @@ def test_a_port_taken_after_the_check_ends_it_with_two_all_the_same(taken: int, 
 
     assert run_service(Example, lambda _: "here", serve) == 2
     assert f"127.0.0.1:{taken}" in capsys.readouterr().err
+
+
+def test_certificates_that_cannot_be_used_are_named_before_anything_is_started(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    monkeypatch.setenv("SHOAL_TLS_DIR", str(tmp_path))
+    assert run_service(Example, lambda _: "here", lose_everything) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line == (
+        f"shoal scheduler: SHOAL_TLS_DIR: {tmp_path}/ca.pem: No such file or directory; `shoal certs` makes a set"
+    )
+
+
+def test_certificates_that_end_soon_are_warned_of_at_the_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    make_set(tmp_path, days=5)
+    monkeypatch.setenv("SHOAL_TLS_DIR", str(tmp_path))
+    assert run_service(Example, lambda _: "here", until_stopped) == 0
+    told = [json.loads(line)["message"] for line in capsys.readouterr().err.splitlines()]
+    assert any(message.startswith("the certificate in scheduler.pem ends in 5.0 days") for message in told)
 
 
 def test_metrics_on_a_taken_port_are_a_setting_that_cannot_be_used(taken: int) -> None:

@@ -8,15 +8,19 @@ import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
 
 import grpc
 import pytest
 from grpc_status import rpc_status
 from typer.testing import CliRunner
 
+from mesh.cli.authority import Authority, Validity
+from mesh.cli.certs import make_set
 from mesh.cli.main import app
 from mesh.cli.problem import Problem
 from mesh.errors import InvalidRequest, Overloaded, ShoalError, Unavailable, WorkerLost, status_of
+from mesh.tls import GATEWAY, Tls
 from shoal.gateway.v1 import gateway_pb2 as pb
 from shoal.gateway.v1 import gateway_pb2_grpc as rpc
 from shoal.types.v1 import types_pb2
@@ -97,6 +101,44 @@ def test_the_end_of_piped_input_is_exit_code_0(gateway, address, home):
     command = [sys.executable, "-m", "mesh.cli.main", "chat", "--grpc", address]
     ran = subprocess.run(command, input="question", capture_output=True, text=True, timeout=60, check=False)
     assert (ran.returncode, ran.stdout, ran.stderr) == (0, "echo: question\n", "")
+
+
+@pytest.fixture
+def certificates(tmp_path: Path) -> Path:
+    make_set(tmp_path / "certs")
+    return tmp_path / "certs"
+
+
+@pytest.fixture
+def secure_address(gateway: EchoGateway, certificates: Path) -> Iterator[str]:
+    """The gateway over TLS, which asks for certificates."""
+    server = grpc.server(ThreadPoolExecutor(4))
+    rpc.add_InferenceServiceServicer_to_server(gateway, server)
+    credentials = Tls(certificates, GATEWAY).server_credentials()
+    port = server.add_secure_port("127.0.0.1:0", credentials)
+    server.start()
+    yield f"127.0.0.1:{port}"
+    server.stop(0).wait()
+
+
+def test_with_a_folder_of_certificates_it_is_the_operator(secure_address, certificates, monkeypatch):
+    monkeypatch.setenv("SHOAL_TLS_DIR", str(certificates))
+    result = chat("hello", "--grpc", secure_address)
+    assert (result.exit_code, result.stdout) == (0, "echo: hello\n")
+
+
+def test_why_a_gateway_and_chat_do_not_trust_each_other_is_told(secure_address, address, certificates, tmp_path):
+    plain = chat("hi", "--grpc", secure_address).exception
+    assert plain.message == f"{secure_address} speaks TLS"
+    assert "--ca FILE" in plain.advice
+    (tmp_path / "other.pem").write_bytes(Authority(Validity.days(1)).pem)
+    other = chat("hi", "--grpc", secure_address, "--ca", str(tmp_path / "other.pem")).exception
+    assert "do not trust each other" in other.message
+    assert "other.pem" in other.advice
+    needless = chat("hi", "--grpc", address, "--ca", str(certificates / "ca.pem")).exception
+    assert needless.message == f"{address} speaks no TLS"
+    missing = chat("hi", "--grpc", address, "--ca", str(tmp_path / "nothing.pem")).exception
+    assert missing.message == f"{tmp_path}/nothing.pem: No such file or directory"
 
 
 def test_an_http_port_is_told_from_a_gateway_that_is_not_there():
