@@ -23,7 +23,7 @@ from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor
 from opentelemetry.sdk.trace.sampling import ParentBased, TraceIdRatioBased
-from prometheus_client import CollectorRegistry, start_http_server
+from prometheus_client import CollectorRegistry, ProcessCollector, start_http_server
 
 from mesh.settings import ServiceSettings, SettingsError
 
@@ -41,6 +41,7 @@ class Telemetry:
     def __init__(self, settings: ServiceSettings, instance: str, version: str = "0") -> None:
         self.instance = instance
         self.registry = CollectorRegistry()
+        ProcessCollector(registry=self.registry)
         self._settings = settings
         self._service = f"shoal-{settings.service.lower()}"
         self._provider: TracerProvider | None = None
