@@ -155,6 +155,7 @@ class Layout:
             threads = max(1, (os.cpu_count() or 1) // workers)
             return model | {
                 "SHOAL_SCHEDULERS": targets.url(targets.WORKER_SCHEDULERS),
+                "SHOAL_WORKER_CACHES": targets.url(targets.WORKER_CACHES),
                 "SHOAL_WORKER_KIND": self._plan.engine,
                 "SHOAL_WORKER_THREADS": os.environ.get("SHOAL_WORKER_THREADS", str(threads)),
             }

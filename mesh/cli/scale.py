@@ -53,7 +53,7 @@ def _ask(request: "Scale") -> Iterator["Reply"]:
             yield last
     except OSError as error:
         if last is None:
-            raise Problem(f"the mesh ({mesh.phase}) takes no commands: {error.strerror}") from None
+            raise Problem(f"the mesh is {mesh.phase} and takes no commands ({error.strerror})") from None
     if not isinstance(last, control.Done):
         raise Problem("the mesh ended meanwhile", f"logs: {state.logs_dir()}")
 
