@@ -31,7 +31,11 @@ from shoal.cache.v1 import cache_pb2, cache_pb2_grpc
 
 # After a replica is gone from the list, or `run` ends: seconds that its calls may still take.
 GOODBYE_S = 1.0
+# After a write has failed: seconds until gRPC has read the status that explains it. It says INTERNAL until then.
+STATUS_S = 0.05
 BREAKER = BreakerPolicy()
+
+Bundles = Iterable[Bundle] | AsyncIterable[Bundle]
 
 log = logging.getLogger("shoal.cache")
 
@@ -48,6 +52,7 @@ class Outcome(StrEnum):
     DIED = "died"  # it broke off in mid-transfer
     REFUSED = "refused"  # it answered with an error: our request, or its limits
     MISMATCH = "mismatch"  # it sent what was not asked for, or damaged
+    LATE = "late"  # its whole time was over, which may be the caller's own slowness
     CANCELLED = "cancelled"  # the caller wanted no more
 
 
@@ -62,8 +67,9 @@ class CacheBudgets:
 
     match_s: float = 0.25  # one Match, or one probe
     stall_s: float = 0.5  # silence of the service before a piece of a Get
+    take_s: float = 5.0  # silence of the service before it takes a piece of a Put, or answers it
     fetch_s: float = 10.0  # one Get as a whole, its reader's own time included
-    store_s: float = 10.0  # one Put as a whole, its source's own time included
+    store_s: float = 20.0  # one Put as a whole, its source's own time included
 
 
 class _Replica:
@@ -157,27 +163,24 @@ class _Attempt:
             return None
         match error:
             case grpc.aio.AioRpcError():
-                return _judged(error, self.heard)
+                return self._judge_status(error)
             case TimeoutError():
                 return Outcome.SILENT
             case InvalidRequest():
                 return Outcome.MISMATCH
-            case asyncio.InvalidStateError():  # writing to a call that is over
-                return Outcome.DIED
             case asyncio.CancelledError():
                 # A call that was cancelled with its channel reads like a task that was; the task itself tells.
                 task = asyncio.current_task()
                 return Outcome.UNREACHABLE if task is not None and not task.cancelling() else None
         return None
 
-
-def _judged(error: grpc.aio.AioRpcError, heard: bool) -> Outcome:
-    match error.code():
-        case grpc.StatusCode.DEADLINE_EXCEEDED:
-            return Outcome.SILENT
-        case grpc.StatusCode.UNAVAILABLE:
-            return Outcome.DIED if heard and error_of(error).code is None else Outcome.UNREACHABLE
-    return Outcome.REFUSED
+    def _judge_status(self, error: grpc.aio.AioRpcError) -> Outcome:
+        match error.code():
+            case grpc.StatusCode.DEADLINE_EXCEEDED:
+                return Outcome.SILENT if self._operation == "match" else Outcome.LATE
+            case grpc.StatusCode.UNAVAILABLE:
+                return Outcome.DIED if self.heard and error_of(error).code is None else Outcome.UNREACHABLE
+        return Outcome.REFUSED
 
 
 def _short(error: BaseException | None) -> str:
@@ -208,7 +211,12 @@ class Caches:
     @property
     def available(self) -> bool:
         """Whether a replica would be asked now."""
-        return any(replica.breaker.closed for replica in self._replicas.values())
+        return bool(self.well)
+
+    @property
+    def well(self) -> list[str]:
+        """Addresses of the replicas that may be asked."""
+        return [address for address, replica in self._replicas.items() if replica.breaker.closed]
 
     async def run(self) -> None:
         """Until cancelled: know the replicas, and notice when one in trouble is well again."""
@@ -289,7 +297,7 @@ class Caches:
             piece = await call.read()
         return piece if isinstance(piece, cache_pb2.Chunk) else None
 
-    async def store(self, bundles: Iterable[Bundle] | AsyncIterable[Bundle]) -> int:
+    async def store(self, bundles: Bundles) -> int:
         """Store bundles of one namespace and geometry; how many of them the service holds now.
 
         An error of the source itself is raised. The next bundle is asked for when the last has left.
@@ -299,21 +307,35 @@ class Caches:
         with attempt:
             call = attempt.replica.stub.Put(timeout=self._budgets.store_s, metadata=trace_metadata())
             try:
-                async with aclosing(_each(bundles)) as source:
-                    attempt.with_caller = True
-                    async for bundle in source:
-                        attempt.with_caller = False
-                        for piece in pieces_of(bundle):
-                            await call.write(piece)
-                        attempt.with_caller = True
-                    attempt.with_caller = False
-                await call.done_writing()
-                reply = await call
+                await self._send(call, bundles, attempt)
+                if call.time_remaining() == 0:
+                    attempt.outcome = Outcome.LATE
+                    return 0
+                async with asyncio.timeout(self._budgets.take_s):
+                    reply = await call
             finally:
                 call.cancel()
             attempt.outcome = Outcome.MISS if reply.refused else Outcome.OK
             return reply.stored + reply.already_held
         return 0
+
+    async def _send(self, call: "_Put", bundles: Bundles, attempt: _Attempt) -> None:
+        """Every piece, or as many as the service takes before it answers."""
+        try:
+            async with aclosing(_each(bundles)) as source:
+                attempt.with_caller = True
+                async for bundle in source:
+                    attempt.with_caller = False
+                    for piece in pieces_of(bundle):
+                        async with asyncio.timeout(self._budgets.take_s):
+                            await call.write(piece)
+                    attempt.with_caller = True
+                attempt.with_caller = False
+            await call.done_writing()
+        except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
+            if attempt.with_caller:
+                raise
+            await asyncio.sleep(STATUS_S)
 
     def _attempt(self, operation: str) -> _Attempt | None:
         """At the replica with the fewest calls among those that are well; None, and told, if none is."""
@@ -325,10 +347,15 @@ class Caches:
 
 
 _Get = grpc.aio.UnaryStreamCall[cache_pb2.GetRequest, cache_pb2.Chunk]
+_Put = grpc.aio.StreamUnaryCall[cache_pb2.Chunk, cache_pb2.PutReply]
 
 
-async def _each(bundles: Iterable[Bundle] | AsyncIterable[Bundle]) -> AsyncGenerator[Bundle, None]:
-    if isinstance(bundles, AsyncIterable):
+async def _each(bundles: Bundles) -> AsyncGenerator[Bundle, None]:
+    if isinstance(bundles, AsyncGenerator):
+        async with aclosing(bundles):
+            async for bundle in bundles:
+                yield bundle
+    elif isinstance(bundles, AsyncIterable):
         async for bundle in bundles:
             yield bundle
     else:
