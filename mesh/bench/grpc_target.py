@@ -7,6 +7,7 @@ from collections.abc import Callable
 import shoal
 from mesh.bench.answer import Ask, Outcome
 from mesh.bench.report import CannotMeasure
+from shoal.request import ChatOptions, Options
 
 
 class GrpcTarget:
@@ -53,10 +54,15 @@ class GrpcTarget:
         outcome.check_whole(ask.output_tokens, exact=self._ignore_eos)
 
     def _stream(self, ask: Ask) -> shoal.Stream:
-        options = {"max_tokens": ask.output_tokens, "temperature": 0.0, "ignore_eos": self._ignore_eos}
+        options = ChatOptions(
+            max_tokens=ask.output_tokens, temperature=0.0, ignore_eos=self._ignore_eos, timeout_s=self._timeout_s
+        )
         if self._chat and isinstance(ask.prompt, str):
-            return self._client.chat(ask.prompt, timeout_s=self._timeout_s, **options)  # type: ignore[misc]
-        return self._client.generate(ask.prompt, timeout_s=self._timeout_s, **options)  # type: ignore[misc]
+            return self._client.chat(ask.prompt, **options)
+        plain = Options(
+            max_tokens=ask.output_tokens, temperature=0.0, ignore_eos=self._ignore_eos, timeout_s=self._timeout_s
+        )
+        return self._client.generate(ask.prompt, **plain)
 
 
 def models_of_grpc(address: str, api_key: str | None) -> tuple[shoal.Model, ...]:

@@ -70,7 +70,9 @@ def _served(plan: LoadPlan) -> tuple[str, dict[str, Any]]:
     """The model to ask for, and what its server tells of the engine."""
     first = plan.urls[0]
     if first.startswith(GRPC):
-        models = {m.name: m.simulated for m in models_of_grpc(first.removeprefix(GRPC), plan.api_key)}
+        models: dict[str, bool | None] = {
+            m.name: m.simulated for m in models_of_grpc(first.removeprefix(GRPC), plan.api_key)
+        }
     elif plan.model is not None and plan.api_key is not None:
         return plan.model, {}  # hosted services list many models, or none
     else:

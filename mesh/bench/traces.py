@@ -80,7 +80,7 @@ def asks(arrivals: Iterable[Arrival], *, speedup: float, most_input: int | None,
 
 def _opened(path: Path) -> io.TextIOBase:
     if path.suffix == ".gz":
-        return gzip.open(path, "rt", encoding="utf-8", newline="")  # type: ignore[return-value]
+        return gzip.open(path, "rt", encoding="utf-8", newline="")
     return path.open(encoding="utf-8", newline="")
 
 

