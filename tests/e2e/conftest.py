@@ -3,6 +3,7 @@
 import itertools
 import os
 import signal
+import ssl
 import subprocess
 import sys
 import time
@@ -51,6 +52,12 @@ class Mesh:
     def url(self) -> str:
         return self.state.http_url
 
+    @property
+    def trust(self) -> ssl.SSLContext | bool:
+        """httpx's `verify`: the mesh's CA, where it has one."""
+        folder = self.state.tls_dir
+        return ssl.create_default_context(cafile=Path(folder) / "ca.pem") if folder else True
+
     def process(self, name: str) -> ProcessState:
         return next(process for process in self.state.processes if process.name == name)
 
@@ -78,13 +85,14 @@ class Mesh:
             for worker in load.workers
         )  # fmt: skip
 
+    def get(self, path: str) -> httpx.Response:
+        return httpx.get(f"{self.url}{path}", timeout=5, verify=self.trust)
+
     def is_ready(self) -> bool:
         with suppress(FileNotFoundError, httpx.HTTPError, msgspec.DecodeError):
             state = self.state
             ready = all(process.state == "ready" for process in state.processes)
-            return (
-                ready and state.phase == "ready" and httpx.get(f"{state.http_url}/ready", timeout=5).status_code == 200
-            )
+            return ready and state.phase == "ready" and self.get("/ready").status_code == 200
         return False
 
     def wait_ready(self, timeout_s: float = READY_S) -> None:
@@ -199,7 +207,7 @@ async def stream_chat(
     }
     answer = Answer()
     async with (
-        httpx.AsyncClient(timeout=120) as client,
+        httpx.AsyncClient(timeout=120, verify=mesh.trust) as client,
         client.stream("POST", f"{mesh.url}/v1/chat/completions", json=request) as response,
     ):
         answer.status = response.status_code
