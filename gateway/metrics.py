@@ -1,8 +1,9 @@
 """What a gateway counts. Token counts are the usage that the client is told, never the number of messages."""
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client import CollectorRegistry, Counter, Gauge
 
 from mesh.clients.usage import Usage
+from mesh.histogram import LoopHistogram, Series
 from mesh.telemetry import milliseconds
 
 
@@ -29,26 +30,26 @@ class Metrics:
         self._limits = Counter(
             "shoal_gateway_limits", "Reservations in the tenants' buckets, by outcome.", ["outcome"], registry=registry
         )
-        self._first = Histogram(
+        self._first = LoopHistogram(
             "shoal_gateway_first_token_seconds",
             "From a request's arrival to its first result.",
             ["model"],
-            buckets=milliseconds(),
-            registry=registry,
+            milliseconds(),
+            registry,
         )
-        self._gap = Histogram(
+        self._gap = LoopHistogram(
             "shoal_gateway_inter_token_seconds",
             "Between two results of one request.",
             ["model"],
-            buckets=milliseconds(),
-            registry=registry,
+            milliseconds(),
+            registry,
         )
-        self._queue = Histogram(
+        self._queue = LoopHistogram(
             "shoal_gateway_queue_seconds",
             "Wait for a place on a worker, summed over a request's attempts.",
             ["model"],
-            buckets=milliseconds(),
-            registry=registry,
+            milliseconds(),
+            registry,
         )
         self.in_flight = Gauge("shoal_gateway_in_flight", "Requests under way.", registry=registry)
 
@@ -82,7 +83,7 @@ class Metrics:
 class Pace:
     """Observes when the results of one request come. Times are the event loop's."""
 
-    def __init__(self, first: Histogram, gap: Histogram) -> None:
+    def __init__(self, first: Series, gap: Series) -> None:
         self._first = first
         self._gap = gap
         self._last: float | None = None

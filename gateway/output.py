@@ -1,7 +1,7 @@
 """What the client has of one answer: its choices and its tally, fed by any number of attempts."""
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import partial
 
 from gateway.choice import ChoiceState, token_info
@@ -26,7 +26,7 @@ class Output:
         self.choices = [_choice(request, model, index) for index in range(request.choices)]
         self.tally = Tally(len(request.prompt_ids), self.choices)
 
-    def tokens(self, tokens: Tokens) -> Iterator[Event]:
+    def tokens(self, tokens: Tokens) -> Sequence[Event]:
         """More of one choice."""
         return self._result(self.choices[tokens.choice].push(tokens))
 
@@ -54,15 +54,15 @@ class Output:
     def completed(self, queue_ms: int) -> Completed:
         return Completed(self.tally.usage(), queue_ms, self.tally.attempts, self.tally.worker)
 
-    def _result(self, delta: Delta | None) -> Iterator[Event]:
+    def _result(self, delta: Delta | None) -> Sequence[Event]:
         now = self._loop.time()
         self._pace.result(now, self._request.arrived)
+        events: tuple[Event, ...] = () if delta is None else (delta,)
         if self.started_s is None:
             self.started_s = now
             request = self._request
-            yield Started(request.request_id, request.model, request.created_unix_s, self._simulated)
-        if delta is not None:
-            yield delta
+            events = (Started(request.request_id, request.model, request.created_unix_s, self._simulated), *events)
+        return events
 
 
 def _choice(request: Request, model: TextModel, index: int) -> ChoiceState:

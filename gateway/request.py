@@ -6,9 +6,10 @@ is decided; gateway/relay.py turns a Request into events, which the front door w
 
 import secrets
 from collections.abc import Sequence
-from dataclasses import dataclass
 from enum import Enum, IntEnum
 from typing import Any
+
+import msgspec
 
 from gateway.tenants import Tenant
 from mesh.clients.attempt import Meta
@@ -39,8 +40,7 @@ class Finish(IntEnum):
     LENGTH = 2
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
+class Asked(msgspec.Struct, frozen=True, kw_only=True):
     """What a front door understood, unchecked.
 
     One of `messages` (OpenAI's JSON shape), `text` and `prompt_ids` is given. `max_tokens` None = absent; the one in
@@ -65,8 +65,7 @@ class Asked:
     client_request_id_name: str = "client_request_id"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Request:
+class Request(msgspec.Struct, frozen=True, kw_only=True):
     """Ready for admission. `sampling` has a seed and the final max_tokens; `arrived` and `deadline` are loop time."""
 
     request_id: str
@@ -98,8 +97,7 @@ class Request:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class TokenInfo:
+class TokenInfo(msgspec.Struct, frozen=True):
     """A token and ln of its probability. `text` may hold replacement marks, `raw` is exact; `top` is best first."""
 
     token_id: int
@@ -109,8 +107,7 @@ class TokenInfo:
     top: "tuple[TokenInfo, ...]" = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Started:
+class Started(msgspec.Struct, frozen=True):
     """The first event, sent with the first result."""
 
     request_id: str
@@ -119,8 +116,7 @@ class Started:
     simulated: bool
 
 
-@dataclass(frozen=True, slots=True)
-class Delta:
+class Delta(msgspec.Struct, frozen=True):
     """More of one choice: whole characters, and the ids received since the last Delta (their text may be held)."""
 
     choice: int
@@ -129,16 +125,14 @@ class Delta:
     logprobs: Sequence[TokenInfo] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class ChoiceFinished:
+class ChoiceFinished(msgspec.Struct, frozen=True):
     """The end of one choice; exactly one each."""
 
     choice: int
     reason: Finish
 
 
-@dataclass(frozen=True, slots=True)
-class Completed:
+class Completed(msgspec.Struct, frozen=True):
     """The last event of an answer that ended well. `queue_ms` sums the waits for a place over `attempts`."""
 
     usage: Usage

@@ -10,6 +10,7 @@ An answer goes on where its prompt ended, so a space at its start (Llama 2's fir
 
 import codecs
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 from tokenizers import Tokenizer
@@ -29,19 +30,43 @@ class Detokenizer(Protocol):
     def finish(self) -> str: ...
 
 
-class ByteDetokenizer:
-    """For decoders that work on bytes: looks tokens up and decodes UTF-8 incrementally. `texts` has b"" for special
-    ones.
-    """
+@dataclass(frozen=True, repr=False)
+class TokenTexts:
+    """By token: its bytes, b"" for a special one, and its text where these are whole characters by themselves."""
 
-    def __init__(self, texts: Bytes) -> None:
+    raw: Bytes
+    whole: Sequence[str | None]
+
+    @classmethod
+    def of(cls, raw: Bytes) -> "TokenTexts":
+        return cls(raw, list(map(_whole, raw)))
+
+
+def _whole(raw: bytes) -> str | None:
+    try:
+        return raw.decode()
+    except UnicodeDecodeError:
+        return None
+
+
+class ByteDetokenizer:
+    """For decoders that work on bytes: looks tokens up and decodes UTF-8 incrementally."""
+
+    def __init__(self, texts: TokenTexts) -> None:
         self._texts = texts
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+        self._inside = False  # a character has begun and not ended
 
     def push(self, ids: Sequence[int]) -> str:
         """The characters that `ids` complete. An id outside the vocabulary (padded logits) has no text."""
-        size = len(self._texts)
-        return self._decoder.decode(b"".join([self._texts[token] for token in ids if token < size]))
+        raw = self._texts.raw
+        size = len(raw)
+        # The common case by look-up alone: one token, and nothing of a character on either side of it.
+        if len(ids) == 1 and not self._inside and ids[0] < size and (text := self._texts.whole[ids[0]]) is not None:
+            return text
+        decoded = self._decoder.decode(b"".join([raw[token] for token in ids if token < size]))
+        self._inside = bool(self._decoder.getstate()[0])
+        return decoded
 
     def finish(self) -> str:
         """One U+FFFD for an unfinished character, or nothing."""

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from gateway.prompt.control import ControlTokens
-from gateway.prompt.detokenizer import ByteDetokenizer, Detokenizer, WindowDetokenizer
+from gateway.prompt.detokenizer import ByteDetokenizer, Detokenizer, TokenTexts, WindowDetokenizer
 from gateway.prompt.messages import Message, Tool
 from gateway.prompt.template import ChatTemplate
 from gateway.prompt.vocabulary import Vocabulary
@@ -36,7 +36,7 @@ class TextModel:
     template: ChatTemplate | None
     leading_ids: tuple[int, ...]
     _control: ControlTokens
-    _texts: Sequence[bytes] | None
+    _texts: TokenTexts | None
 
     @classmethod
     def load(cls, folder: ModelFolder) -> "TextModel":
@@ -47,7 +47,6 @@ class TextModel:
         config = _json(folder, "tokenizer_config.json")
         names = {name: text for name in _SPECIAL_NAMES if (text := _token_text(config.get(name)))}
         source = _template_source(folder, config)
-        table = vocabulary.bytes_of
         return cls(
             name=folder.name,
             vocab_size=vocabulary.full.get_vocab_size(),
@@ -58,7 +57,7 @@ class TextModel:
             template=ChatTemplate(source, names) if source is not None else None,
             leading_ids=_leading_ids(vocabulary, config, names.get("bos_token")),
             _control=ControlTokens(vocabulary.stand_ins),
-            _texts=None if table is None else [b"" if i in vocabulary.special else raw for i, raw in enumerate(table)],
+            _texts=_token_texts(vocabulary),
         )
 
     @property
@@ -127,6 +126,14 @@ class TextModel:
         [encoding] = self.vocabulary.inert.encode_batch_fast([marked], add_special_tokens=False)
         ids: list[int] = encoding.ids
         return ids
+
+
+def _token_texts(vocabulary: Vocabulary) -> TokenTexts | None:
+    """None where tokens have no bytes of their own."""
+    table = vocabulary.bytes_of
+    if table is None:
+        return None
+    return TokenTexts.of([b"" if index in vocabulary.special else raw for index, raw in enumerate(table)])
 
 
 def _check_size(field: str, texts: Iterable[str], most_bytes: int) -> None:

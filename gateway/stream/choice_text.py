@@ -5,8 +5,9 @@ streamed or not, and whether the worker sent ids singly or in batches. After a s
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Protocol
+
+import msgspec
 
 from gateway.stream.markers import Watcher, compiled
 
@@ -19,8 +20,7 @@ class Detokenizer(Protocol):
     def finish(self) -> str: ...
 
 
-@dataclass(frozen=True, slots=True)
-class Piece:
+class Piece(msgspec.Struct, frozen=True):
     """What a push brought.
 
     `stopped`: a stop string is complete; the choice ends with reason "stop" and the worker should be told.

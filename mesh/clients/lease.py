@@ -8,8 +8,10 @@ a callback, and another replica adopts the request in the background; the token 
 import asyncio
 import logging
 from collections.abc import Coroutine
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
+
+from msgspec.structs import replace
 
 from mesh.client import Backoff
 from mesh.clients import placement

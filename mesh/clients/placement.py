@@ -3,6 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+import msgspec
+
 from mesh.clients.attempt import Meta
 from mesh.clients.outcomes import FailureKind, Outcome, RefusedCause
 from mesh.clients.usage import Usage, usage_to_proto
@@ -11,8 +13,7 @@ from shoal.scheduler.v1 import scheduler_pb2
 LeaseEvent = scheduler_pb2.LeaseEvent
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Demand:
+class Demand(msgspec.Struct, frozen=True, kw_only=True):
     """What placement needs to know of a request. `block_keys` are concatenated chain keys (mesh/blocks.py)."""
 
     meta: Meta
@@ -47,8 +48,7 @@ class Demand:
         )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Grant:
+class Grant(msgspec.Struct, frozen=True, kw_only=True):
     """A place on a worker. `candidates` are the best three (worker id, expected ms), best first."""
 
     worker_id: str

@@ -1,6 +1,6 @@
 """What a request used, as a plain value that the worker's, the scheduler's and the public contract share."""
 
-from dataclasses import dataclass, field
+import msgspec
 
 from shoal.types.v1 import types_pb2
 
@@ -8,13 +8,12 @@ from shoal.types.v1 import types_pb2
 TIERS: dict[int, str] = {value: name.removeprefix("KV_TIER_").lower() for name, value in types_pb2.KvTier.items()}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Usage:
+class Usage(msgspec.Struct, frozen=True, kw_only=True):
     """Tokens counted where they are made. `cached` maps a KvTier value (1 = device) to prompt tokens found there."""
 
     prompt_tokens: int = 0
     completion_tokens: int = 0
-    cached: dict[int, int] = field(default_factory=dict)
+    cached: dict[int, int] = {}
     recomputed_tokens: int = 0
     precision: str = ""
     queue_ms: int = 0

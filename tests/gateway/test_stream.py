@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.prompt.detokenizer import ByteDetokenizer
+from gateway.prompt.detokenizer import ByteDetokenizer, TokenTexts
 from gateway.stream import ChoiceText, Markers, Piece, Watcher
 
 
@@ -19,7 +19,7 @@ class Vocabulary:
         self.ids = list(range(len(tokens)))
 
     def choice(self, *stops: str) -> ChoiceText:
-        return ChoiceText(ByteDetokenizer(self.texts), stops)
+        return ChoiceText(ByteDetokenizer(TokenTexts.of(self.texts)), stops)
 
 
 def run(choice: ChoiceText, pushes: Sequence[Sequence[int]]) -> Piece:
