@@ -108,8 +108,8 @@ class Lab:
         )
 
     def plan(self, request_id: str = "r", prompt: list[int] | None = None, **options: Any) -> Plan:
-        """A greedy plan of one choice; attempt, choices, cache_salt and adapter are the plan's, others Sampling's."""
-        names = ("attempt", "choices", "cache_salt", "adapter")
+        """A greedy plan of one choice; attempt, choices, cache_salt, adapter and fetched are the plan's, others Sampling's."""
+        names = ("attempt", "choices", "cache_salt", "adapter", "fetched")
         of_plan = {"attempt": 1, "choices": [ChoicePlan(0)]} | {n: options.pop(n) for n in names if n in options}
         sampling = {"max_tokens": 8, "temperature": 0.0, "seed": 0, "ignore_eos": True} | options
         prompt = [3, 4, 5] if prompt is None else prompt
