@@ -44,6 +44,8 @@ class ColdStore:
     def __init__(self, redis: RedisBundles, limits: Limits, metrics: Metrics) -> None:
         self.receiving = ByteBudget(limits.held_bytes, limits.room_s)
         self.sending = ByteBudget(limits.held_bytes, limits.room_s)
+        metrics.held("received", lambda: self.receiving.held)
+        metrics.held("sent", lambda: self.sending.held)
         self._redis = redis
         self._metrics = metrics
         self._breaker = Breaker(BREAKER)

@@ -1,7 +1,7 @@
 """The cache service's Prometheus metrics, shoal_cache_*, and the counters of Stats."""
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -45,7 +45,10 @@ class Metrics:
     def __init__(self, registry: CollectorRegistry) -> None:
         self.tally = Tally()
         self._operations = Counter(
-            PREFIX + "operations", "Calls by how they ended.", ["operation", "outcome"], registry=registry
+            PREFIX + "operations",
+            "Calls by how they ended: ok, miss, refused, invalid, no_room, stalled, cancelled.",
+            ["operation", "outcome"],
+            registry=registry,
         )
         self._seconds = Histogram(
             PREFIX + "operation_seconds",
@@ -63,9 +66,15 @@ class Metrics:
             PREFIX + "bundles", "Bundles of Put by result: stored, held, refused.", ["result"], registry=registry
         )
         self._refused = Counter(
-            PREFIX + "refused", "Bundles and requests refused, by reason.", ["reason"], registry=registry
+            PREFIX + "refused",
+            "Bundles and requests refused, by reason (mesh/kv_wire.py; redis_away, redis_full).",
+            ["reason"],
+            registry=registry,
         )
         self._bytes = Counter(PREFIX + "bytes", "Payload read for Get, written for Put.", ["way"], registry=registry)
+        self._held = Gauge(
+            PREFIX + "held_bytes", "Bundles in memory, by way: received, sent.", ["way"], registry=registry
+        )
         self._redis_up = Gauge(PREFIX + "redis_up", "1 while Redis answers pings.", registry=registry)
         self._redis_failures = Counter(
             PREFIX + "redis_failures", "Exchanges with Redis that failed.", ["kind"], registry=registry
@@ -120,6 +129,10 @@ class Metrics:
         """A bundle or a request was refused."""
         self.tally.refused += 1
         self._refused.labels(reason).inc()
+
+    def held(self, way: str, size: Callable[[], int]) -> None:
+        """`size` tells the bytes in memory whenever the metrics are read."""
+        self._held.labels(way).set_function(size)
 
     def redis_up(self, well: bool) -> None:
         """Whether Redis answers pings."""

@@ -53,7 +53,7 @@ class Receiver:
             async with asyncio.timeout_at(due):
                 return await anext(self._pieces, None)
         except TimeoutError:
-            raise DeadlineExceeded(f"no whole bundle within {self._stall_s:g} s") from None
+            raise DeadlineExceeded(f"no whole bundle within {self._stall_s:g} s", code="stalled") from None
 
     def _check_origin(self, origin: Origin) -> None:
         self._origin = self._origin or origin

@@ -70,7 +70,7 @@ class CacheService(cache_pb2_grpc.CacheServiceServicer):
                 async with asyncio.timeout(self._limits.stall_s):
                     await context.write(piece)
             except TimeoutError:
-                raise DeadlineExceeded(f"nothing was read for {self._limits.stall_s:g} s") from None
+                raise DeadlineExceeded(f"nothing was read for {self._limits.stall_s:g} s", code="stalled") from None
 
     async def Put(self, request_iterator: AsyncIterator[cache_pb2.Chunk], context: Context) -> cache_pb2.PutReply:
         count = dict.fromkeys(Written, 0)

@@ -5,6 +5,7 @@ from pathlib import Path
 
 from prometheus_client import CollectorRegistry
 
+from cache_service.metrics import Metrics as CacheMetrics
 from gateway.limits import Limiter
 from gateway.metrics import Metrics as GatewayMetrics
 from gpu_worker.metrics import WorkerMetrics
@@ -19,7 +20,7 @@ HEAD = """\
 Made by `tools/metrics.py` from what the services register; do not edit.
 
 Prometheus text: the gateway's on its HTTP port (`/metrics`, while no API keys are asked for) and on its metrics port,
-those of scheduler and worker on theirs (`SHOAL_<SERVICE>_METRICS_PORT`). A name's end tells the unit: `_seconds`,
+those of the other services on theirs (`SHOAL_<SERVICE>_METRICS_PORT`). A name's end tells the unit: `_seconds`,
 `_total` for counts that only grow. `shoal_worker_info` tells a worker's model, architecture, precision, device and
 whether it is simulated. Every process tells its own CPU time and memory too (`process_cpu_seconds_total`,
 `process_resident_memory_bytes`; a worker's are without those of its engine, a process of its own).
@@ -32,7 +33,7 @@ whether it is simulated. Every process tells its own CPU time and memory too (`p
 def render() -> str:
     """The whole page."""
     registry = CollectorRegistry()
-    for metrics in (GatewayMetrics, SchedulerMetrics, WorkerMetrics):
+    for metrics in (GatewayMetrics, SchedulerMetrics, WorkerMetrics, CacheMetrics):
         metrics(registry)
     Limiter("", registry=registry)
     OnlyFrom((), registry)

@@ -4,6 +4,7 @@ from pathlib import Path
 
 from pydantic_core import PydanticUndefined
 
+from cache_service.settings import CacheSettings
 from gateway.settings import GatewaySettings
 from gpu_worker.settings import WorkerSettings
 from mesh.settings import SHARED_FIELDS, ModelSettings, ServiceSettings
@@ -25,7 +26,7 @@ and the state of `shoal up` (default: `shoal` in the user's cache folder).
 def render() -> str:
     """The whole page."""
     parts = [HEAD, _section("Shared by all services", "SHOAL_", ModelSettings, set(SHARED_FIELDS))]
-    for settings in (GatewaySettings, SchedulerSettings, WorkerSettings):
+    for settings in (GatewaySettings, SchedulerSettings, WorkerSettings, CacheSettings):
         own = set(settings.model_fields) - SHARED_FIELDS
         parts.append(_section(settings.service.lower(), f"SHOAL_{settings.service}_", settings, own))
     return "\n".join(parts)

@@ -60,7 +60,8 @@ class CacheServiceServicer:
     """Missing associated documentation comment in .proto file."""
 
     def Match(self, request, context):
-        """How many leading keys are held. May be stale by the time of Get.
+        """How many leading keys are held. May be stale by the time of Get. Keeps
+        nothing longer.
         Cancel: nothing to undo. Retry and repeat: harmless.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -68,7 +69,8 @@ class CacheServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Get(self, request, context):
-        """Streams bundles in the order of the keys and ends at the first miss.
+        """Streams bundles in the order of the keys and ends at the first miss. What
+        is read is kept longer. An entry that is not what its key says is a miss.
         Cancel: the rest is not sent. Retry and repeat: harmless.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -76,7 +78,8 @@ class CacheServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Put(self, request_iterator, context):
-        """Stores bundles; each is visible whole or not at all.
+        """Stores bundles of one namespace and geometry, one after the other; each is
+        visible whole or not at all. The first bad one ends the stream.
         Cancel: bundles completed before it stay, the open one is dropped.
         Retry and repeat: harmless; the same key holds the same bytes.
         """
