@@ -258,6 +258,19 @@ async def test_new_certificates_are_used_without_a_restart(
     assert "new certificates from" in caplog.text
 
 
+async def test_one_ca_takes_anothers_place_while_both_are_believed(service: Service, folder: Path) -> None:
+    """What an operator does: believe both, replace the certificates one by one, believe the new one alone."""
+    old, new = (folder / "ca.pem").read_bytes(), Authority(NOW)
+    (folder / "ca.pem").write_bytes(old + new.pem)
+    for identity in (CACHE, WORKER):
+        assert await stats(connect(service.address, Tls(folder, WORKER), CACHE)) == 1
+        write(folder, identity, new)
+        (folder / "ca.pem").write_bytes(new.pem + old)
+    assert await stats(connect(service.address, Tls(folder, WORKER), CACHE)) == 1
+    (folder / "ca.pem").write_bytes(new.pem)
+    assert await stats(connect(service.address, Tls(folder, WORKER), CACHE)) == 1
+
+
 async def test_new_certificates_that_cannot_be_used_leave_the_former_ones_in_use_and_are_told_once(
     service: Service, folder: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
