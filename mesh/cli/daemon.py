@@ -5,7 +5,8 @@ import sys
 
 import msgspec
 
-from mesh.cli.plan import MeshPlan, PlanError
+from mesh.cli.plan import MeshPlan
+from mesh.cli.ports import PlanError
 from mesh.cli.process import StartFailed
 from mesh.cli.record import record
 from mesh.cli.supervisor import Supervisor

@@ -1,21 +1,15 @@
-"""Which processes a local mesh consists of, with their ports and variables. Pure, but for looking for free ports."""
+"""Which processes a local mesh consists of, with their ports and variables. Pure, but for claiming free ports."""
 
 import os
-import socket
 import sys
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from mesh.cli import certs, targets
+from mesh.cli.ports import HOST, PlanError, Ports
 from mesh.cli.roles import Change
 from mesh.cli.state import logs_dir
-
-HOST = "127.0.0.1"
-
-
-class PlanError(Exception):
-    """The mesh cannot be started as asked. The message says what to change."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,37 +55,6 @@ class ProcessSpec:
     @property
     def log(self) -> Path:
         return logs_dir() / f"{self.name}.log"
-
-
-class Ports:
-    """Hands out free loopback ports, none twice until it is released."""
-
-    def __init__(self) -> None:
-        self._taken: set[int] = set()
-
-    def release(self, ports: Iterable[int]) -> None:
-        """They may be handed out again."""
-        self._taken.difference_update(ports)
-
-    def from_(self, first: int) -> int:
-        """The first free port at or above `first`, within a hundred."""
-        for port in range(first, min(first + 100, 65536)):
-            if port not in self._taken and _is_free(port):
-                self._taken.add(port)
-                return port
-        raise PlanError(
-            f"no free port from {first} to {min(first + 99, 65535)}: stop what listens there or name another first port"
-        )
-
-
-def _is_free(port: int) -> bool:
-    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((HOST, port))
-        except OSError:
-            return False
-        return True
 
 
 class Layout:

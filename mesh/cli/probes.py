@@ -9,7 +9,8 @@ from pathlib import Path
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from mesh.cli.plan import HOST, ProcessSpec
+from mesh.cli.plan import ProcessSpec
+from mesh.cli.ports import HOST
 from mesh.client import connect
 from mesh.tls import OPERATOR, SCHEDULER, Tls
 from shoal.scheduler.v1 import scheduler_pb2, scheduler_pb2_grpc

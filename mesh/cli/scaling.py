@@ -14,7 +14,8 @@ from functools import partial
 
 from mesh.cli import targets
 from mesh.cli.fleet import Fleet
-from mesh.cli.plan import Layout, PlanError, ProcessSpec
+from mesh.cli.plan import Layout, ProcessSpec
+from mesh.cli.ports import PlanError
 from mesh.cli.probes import unattached
 from mesh.cli.process import ManagedProcess, StartFailed
 from mesh.cli.roles import STOP_ORDER, changes

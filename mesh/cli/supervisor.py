@@ -13,7 +13,8 @@ from mesh import models
 from mesh.cli import control, state
 from mesh.cli.fleet import Fleet
 from mesh.cli.grace import stop_s
-from mesh.cli.plan import HOST, Layout, MeshPlan, PlanError
+from mesh.cli.plan import Layout, MeshPlan
+from mesh.cli.ports import HOST, PlanError
 from mesh.cli.probes import operator, scheme
 from mesh.cli.process import ManagedProcess
 from mesh.cli.roles import MOST, STOP_ORDER, BadScale, check

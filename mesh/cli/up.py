@@ -142,7 +142,7 @@ def _run_here(plan: "MeshPlan", timeout_s: float) -> None:
 
     from mesh.cli import state
     from mesh.cli.foreground import Foreground
-    from mesh.cli.plan import PlanError
+    from mesh.cli.ports import PlanError
     from mesh.cli.process import StartFailed
     from mesh.cli.record import record
 

@@ -88,12 +88,14 @@ def _workers(state: MeshState, load: scheduler_pb2.MeshLoad) -> Table:
 
 
 def steps(of: Mapping[str, str]) -> RenderableType:
-    """How far each process is that comes or goes; what is said of the empty name stands alone."""
+    """How far each process is that comes or goes; before there is any, what is said of the whole (the empty name)."""
+    if of.keys() == {""}:
+        return Text(of[""])
     rows = _columns("process", "state", right=())
     for process, step in of.items():
         if process:
             rows.add_row(process, Text(step, style=_COLOURS.get(step, "")))
-    return Group(Text(of[""]), rows) if "" in of and len(of) == 1 else rows
+    return rows
 
 
 def scaled(counts: Mapping[str, int], killed: Sequence[str]) -> str:

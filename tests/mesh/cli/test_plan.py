@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from mesh.cli import targets
-from mesh.cli.plan import Layout, MeshPlan, PlanError, Ports
+from mesh.cli.plan import Layout, MeshPlan
+from mesh.cli.ports import PlanError, Ports
 from mesh.cli.roles import Change
 from mesh.discovery import Targets
 from mesh.models import DEFAULT_MODEL
@@ -35,17 +36,25 @@ def test_what_is_added_has_new_ports_and_what_is_gone_gives_its_own_back() -> No
     assert layout.more([Change("cache", added=(2,))], 3)[0].ports == added[2].ports
 
 
-def test_a_plan_without_a_port_takes_none(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_plan_that_lacks_a_port_takes_none() -> None:
     layout = Layout(MeshPlan(model=DEFAULT_MODEL, first_http_port=65535))
     layout.first()
+    worker = Change("worker", added=(1,))
+    before = layout.more([worker], 2)
+    layout.forget(before)
     with pytest.raises(PlanError, match="from 65535 to 65535"):
-        layout.more([Change("worker", added=(1,)), Change("gateway", added=(1,))], 2)
-    assert layout.more([Change("worker", added=(1,))], 2)[0].ports["grpc"] < 50071 + 100
-    free = Layout(MeshPlan(model=DEFAULT_MODEL))
-    free.first()
-    before = free.more([Change("worker", added=(1,))], 2)[0].ports
-    free.forget(free.more([Change("worker", added=(2,))], 2))
-    assert free.more([Change("worker", added=(2,))], 2)[0].ports["grpc"] > before["grpc"]
+        layout.more([worker, Change("gateway", added=(1,))], 2)
+    assert layout.more([worker], 2)[0].ports == before[0].ports
+
+
+def test_two_meshes_are_never_given_the_same_port_though_nobody_listens_yet() -> None:
+    one, other = Ports(), Ports()
+    first = one.from_(23_000)
+    assert other.from_(first) > first
+    one.release([first])
+    assert other.from_(first) == first
+    del other
+    assert one.from_(first) == first
 
 
 def test_a_new_worker_takes_its_share_of_the_cores(monkeypatch: pytest.MonkeyPatch) -> None:
