@@ -7,6 +7,7 @@ import sys
 from contextlib import aclosing
 
 from cache_service.cold import ColdStore
+from cache_service.heap import keep_freed
 from cache_service.metrics import Metrics
 from cache_service.redis_bundles import RedisBundles
 from cache_service.service import CacheService
@@ -44,6 +45,7 @@ async def serve(settings: CacheSettings, telemetry: Telemetry, stopping: asyncio
 
 def main() -> int:
     """The process's exit code."""
+    keep_freed()
     return run_service(CacheSettings, lambda _: f"cache-{secrets.token_hex(4)}", serve)
 
 

@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import os
 import secrets
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, replace
 
 import grpc
@@ -48,13 +48,18 @@ Serving = Callable[..., contextlib.AbstractAsyncContextManager[Running]]
 
 @contextlib.asynccontextmanager
 async def serving(
-    url: str, *, timeout_s: float = PATIENT_S, ttl_s: float = 600, wait_ready: bool = True, **limits: float
+    url: str,
+    *,
+    timeout_s: float = PATIENT_S,
+    ttl_s: float = 600,
+    interceptors: Sequence[grpc.aio.ServerInterceptor] = (),
+    **limits: float,
 ) -> AsyncIterator[Running]:
     own, registry, in_flight = replace(LIMITS, **limits), CollectorRegistry(), InFlight()
     metrics = Metrics(registry)
     async with contextlib.aclosing(RedisBundles(url, timeout_s, ttl_s)) as redis:
         store = ColdStore(redis, own, metrics)
-        server = Server(CacheService(store, own, metrics, in_flight).registration(), in_flight=in_flight)
+        server = Server(CacheService(store, own, metrics, in_flight).registration(), interceptors, in_flight)
         port = await server.start("127.0.0.1", 0)
         ready = asyncio.Event()
 
@@ -65,8 +70,7 @@ async def serving(
         watching = asyncio.create_task(store.watch(tell))
         try:
             async with connect(f"127.0.0.1:{port}") as channel:
-                if wait_ready:
-                    await ready.wait()
+                await ready.wait()
                 yield Running(store, registry, cache_pb2_grpc.CacheServiceStub(channel), channel, in_flight, port)
         finally:
             watching.cancel()
