@@ -62,7 +62,7 @@ def _name_of_peer(address: str, tls: Tls, timeout_s: float) -> str:
         context.wrap_socket(connection) as secured,
     ):
         names = (secured.getpeercert() or {}).get("subjectAltName", ())
-    return next((str(name) for kind, name in names if kind == "DNS"), host)
+    return next((str(name[1]) for name in names if name[0] == "DNS"), host)
 
 
 def main(arguments: list[str]) -> int:

@@ -116,6 +116,9 @@ class Tls:
             if made is None or made[0] is not self.current():
                 made = (self.current(), _context(ssl.PROTOCOL_TLS_SERVER, self.paths, client_certificates))
                 made[1].set_alpn_protocols(["http/1.1"])
+                if client_certificates:  # a resumed session would not be verified against a new CA
+                    made[1].options |= ssl.OP_NO_TICKET
+                    made[1].num_tickets = 0
             return made[1]
 
         def choose(connection: ssl.SSLObject, _name: str | None, _context: ssl.SSLContext) -> None:

@@ -34,6 +34,7 @@ class Schedulers:
         self._tls = tls
         self._stubs: dict[str, scheduler_pb2_grpc.SchedulerServiceAsyncStub] = {}
         self._replicas: dict[str, ReplicaView] = {}
+        self._missed: set[str] = set()  # addresses whose absence has been told since they last answered
         self._change = asyncio.Event()
         self.version = 0  # grows whenever `replicas` changes
         self._group: asyncio.TaskGroup | None = None
@@ -108,15 +109,21 @@ class Schedulers:
                 if not isinstance(load, scheduler_pb2.MeshLoad):
                     return
                 backoff.reset()
+                self._missed.discard(address)
                 self._replicas[address] = replica_view(address, load)
                 self._announce()
         except grpc.aio.AioRpcError as error:
-            level = logging.WARNING if address in self._replicas else logging.DEBUG
-            log.log(level, "scheduler %s is lost: %s", address, error.details())
+            log.log(self._level(address), "scheduler %s does not answer: %s", address, error.details())
         except TimeoutError:
             log.warning("scheduler %s has been silent for %.0f s", address, SILENT_S)
         finally:
             call.cancel()
+
+    def _level(self, address: str) -> int:
+        """An absence is told once, and again when it was there in between."""
+        known = address in self._missed
+        self._missed.add(address)
+        return logging.DEBUG if known else logging.WARNING
 
     def _forget(self, address: str) -> None:
         if self._replicas.pop(address, None) is not None:

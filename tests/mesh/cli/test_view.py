@@ -114,3 +114,12 @@ def test_status_of_a_degraded_mesh_says_so_and_where_the_logs_are_with_exit_code
 def test_a_note_is_shown_before_what_to_try() -> None:
     told = things_to_try(msgspec.structs.replace(mesh(), notices=["SHOAL_X is set but nothing reads it"]))
     assert told.startswith("Note: SHOAL_X is set but nothing reads it\n")
+
+
+def test_with_tls_what_to_try_trusts_the_meshs_ca() -> None:
+    told = things_to_try(
+        msgspec.structs.replace(mesh(), http_urls=["https://127.0.0.1:8000"], tls_dir="/home/of a/certs")
+    )
+    assert "curl --cacert '/home/of a/certs/ca.pem' https://127.0.0.1:8000/v1/chat/completions" in told
+    assert "SSL_CERT_FILE='/home/of a/certs/ca.pem' " in told
+    assert "cacert" not in things_to_try(mesh())

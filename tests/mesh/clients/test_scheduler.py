@@ -1,9 +1,10 @@
 """The schedulers' client against real servers: who owns what, and leases that outlive their scheduler."""
 
 import asyncio
+import logging
 import select
 import socket
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -113,6 +114,19 @@ async def replicas() -> AsyncIterator[list[Replica]]:
     yield made
     for replica in made:
         await replica.kill()
+
+
+async def test_a_scheduler_that_does_not_answer_is_told_once_with_the_reason(
+    caplog: pytest.LogCaptureFixture, eventually: Callable[..., Awaitable[object]]
+) -> None:
+    def tries() -> list[int]:
+        return [record.levelno for record in caplog.records if "127.0.0.1:1 does not answer: " in record.message]
+
+    caplog.set_level(logging.DEBUG, "shoal.schedulers")
+    running = asyncio.ensure_future(Schedulers("127.0.0.1:1").run())
+    await eventually(lambda: len(tries()) >= 3)
+    running.cancel()
+    assert tries()[:3] == [logging.WARNING, logging.DEBUG, logging.DEBUG]
 
 
 def demand(model: str = "m") -> Demand:
