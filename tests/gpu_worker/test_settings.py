@@ -1,9 +1,12 @@
 """The worker's settings and how they reach its engine."""
 
+from typing import get_args
+
 import pytest
 
 from gpu_worker.engine.config import EngineConfig
 from gpu_worker.settings import WorkerSettings
+from mesh.cli.up import EngineKind
 from mesh.settings import SettingsError, unknown_variables, variables
 
 
@@ -63,3 +66,14 @@ def test_each_process_start_has_an_identity_of_its_own() -> None:
     settings = WorkerSettings.load()
     assert settings.identity() != settings.identity()
     assert WorkerSettings.load(worker_id="w-1").identity() == "w-1"
+
+
+def test_shoal_up_offers_the_engines_that_there_are() -> None:
+    assert {kind.value for kind in EngineKind} == set(get_args(WorkerSettings.model_fields["kind"].annotation))
+
+
+@pytest.mark.parametrize("value", ["-1", "nan", "1e9"])
+def test_a_timing_model_of_nonsense_is_refused(monkeypatch: pytest.MonkeyPatch, value: str) -> None:
+    monkeypatch.setenv("SHOAL_WORKER_SIMULATED_STEP_MS", value)
+    with pytest.raises(SettingsError, match="SHOAL_WORKER_SIMULATED_STEP_MS"):
+        WorkerSettings.load()
