@@ -29,6 +29,10 @@ async def put(running: Running, bundles) -> pb.PutReply:
     return await running.stub.Put(iter([piece for bundle in bundles for piece in pieces_of(bundle)]), timeout=20)
 
 
+async def stored(running: Running, bundles) -> bool:
+    return (await put(running, bundles)).stored == len(bundles)
+
+
 async def match(running: Running, keys: KeySet) -> int:
     return (await running.stub.Match(pb.MatchRequest(keys=key_set_message(keys)), timeout=20)).leading_blocks
 
@@ -105,7 +109,7 @@ async def test_a_hung_redis_costs_one_timeout_and_then_nothing_until_it_answers(
     # Long enough that no probe lets a second call through.
     monkeypatch.setattr(cold, "BREAKER", cold.BreakerPolicy(open_s=30, open_most_s=30))
     bundles = make(3)
-    async with serve(url(own), timeout_s=0.3) as running:
+    async with serve(url(own), timeout_s=0.5) as running:
         await put(running, bundles)
         with stopped(own):
             began = time.monotonic()
@@ -135,9 +139,8 @@ async def test_redis_restarted_in_the_middle_of_a_get_ends_it_as_a_miss(serve, o
         assert count < 40
         assert await call.code() is grpc.StatusCode.OK
         with ValkeyServer(port=port):
-            await eventually(lambda: running.metric("redis_up") == 1)
-            assert await match(running, keys(bundles)) == 0
-            assert (await put(running, bundles[:2])).stored == 2
+            await eventually(lambda: stored(running, bundles[:2]))
+            assert await match(running, keys(bundles)) == 2
 
 
 async def test_a_full_redis_refuses_bundles_and_still_gives_what_it_has(serve, make, keys) -> None:
@@ -174,19 +177,19 @@ async def test_an_interrupted_connection_is_never_used_again(serve, door, make, 
         found = [chunk.payload for chunk in await get(running, keys(theirs))]
         assert found == [bundle.payload for bundle in theirs]
         assert running.metric("mismatches_total") == 0
-        assert door.connections == before + 1
+        assert door.connections > before
 
 
 async def test_a_timed_out_connection_is_never_used_again(serve, door, make, keys, eventually) -> None:
     mine, theirs = make(3), make(3)
-    async with serve(door.url, timeout_s=0.3) as running:
+    async with serve(door.url, timeout_s=0.5) as running:
         await put(running, mine)
         await put(running, theirs)
         door.shut()
         assert await get(running, keys(mine)) == []
         door.open()
-        await eventually(lambda: match(running, keys(theirs)))
-        assert [chunk.payload for chunk in await get(running, keys(theirs))] == [b.payload for b in theirs]
+        found = await eventually(lambda: get(running, keys(theirs)))
+        assert [chunk.payload for chunk in found] == [bundle.payload for bundle in theirs]
         assert running.metric("mismatches_total") == 0
 
 
