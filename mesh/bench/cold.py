@@ -37,6 +37,8 @@ ANSWER_TIMEOUT_S = 120.0
 STORED_WITHIN_S = 60.0
 LOOK_EVERY_S = 0.05
 CALL_S = 5.0
+# The scheduler stops what runs without a lease, as what this asks of workers does.
+UNLEASED = {"SHOAL_SCHEDULER_UNCLAIMED_AFTER_S": "600"}
 # A tokenizer's first ids are its special tokens.
 FIRST_ORDINARY_ID = 300
 
@@ -76,7 +78,7 @@ class Round:
 def run(plan: ColdPlan, command: str) -> Report:
     """Measure. Raises CannotMeasure if the mesh does not come up or the tier never holds a prompt."""
     before = machine.describe()
-    with local_mesh.running(MeshPlan(model=plan.model, workers=2, caches=1)) as mesh:
+    with local_mesh.running(MeshPlan(model=plan.model, workers=2, caches=1), UNLEASED) as mesh:
         workers = sorted((worker.hello for worker in mesh.workers()), key=lambda hello: hello.address)
         if len(workers) != 2:
             raise CannotMeasure(f"two workers were started and {len(workers)} are there")
@@ -134,6 +136,7 @@ async def _first(link: Workers, worker: scheduler_pb2.Hello, plan: ColdPlan, ids
     )
     began, first_s = time.perf_counter(), None
     answer: list[int] = []
+    end: ChoiceEnd | None = None
     try:
         async with link.generation(worker.address, job, timeout_s=ANSWER_TIMEOUT_S) as generation:
             async for event in generation.events():
@@ -141,12 +144,13 @@ async def _first(link: Workers, worker: scheduler_pb2.Hello, plan: ColdPlan, ids
                     first_s = first_s if first_s is not None else time.perf_counter() - began
                     answer.extend(event.ids)
                 elif isinstance(event, ChoiceEnd):
-                    usage = event.usage
+                    end = event
     except (WorkerFailed, WorkerRefused, ShoalError) as error:
         raise CannotMeasure(f"worker {worker.address} did not answer: {error}") from None
-    if first_s is None:
-        raise CannotMeasure(f"worker {worker.address} ended an answer without a token")
-    return First(1000 * first_s, answer, usage)
+    if first_s is None or end is None or len(answer) != plan.answer_tokens:
+        how = "without an end" if end is None else f"by {end.reason.name}: {end.message}"
+        raise CannotMeasure(f"worker {worker.address} ended an answer after {len(answer)} tokens, {how}")
+    return First(1000 * first_s, answer, end.usage)
 
 
 async def _stored(stub: "cache_pb2_grpc.CacheServiceAsyncStub", worker: scheduler_pb2.Hello, ids: list[int]) -> None:

@@ -73,7 +73,7 @@ def run(plan: GatewayPlan, command: str) -> Report:
         ours = Side(state.http_urls, RoleClock(state.processes).read, plan.slice_s, [])
         uvloop.run(_measure(plan, state.model, ours, theirs))
         ran_on = mesh.facts() | machine.software()
-    rows = [*_throughput(plan, ours), *_costs(plan, ours), *_beside(ours, theirs, reason)]
+    rows = [*throughput(plan, ours), *costs(plan, ours), *beside(ours, theirs, reason)]
     return Report(
         bench="gateway", date=machine.now(), machine=before, command=command, ran_on=ran_on, rows=rows
     )  # fmt: skip
@@ -124,7 +124,8 @@ async def _pair(plan: GatewayPlan, side: Side, targets: Sequence[Target], pair: 
         shown.advance()
 
 
-def _throughput(plan: GatewayPlan, ours: Side) -> Iterator[Row]:
+def throughput(plan: GatewayPlan, ours: Side) -> Iterator[Row]:
+    """Requests and tokens a second, and errors."""
     short, long = ours.of_length(plan.short_tokens), ours.of_length(plan.long_tokens)
     yield Row(
         metric=f"requests of {plan.short_tokens} streamed tokens, median of {len(short)}",
@@ -143,7 +144,8 @@ def _throughput(plan: GatewayPlan, ours: Side) -> Iterator[Row]:
     yield Row(metric="requests measured", value=sum(each.requests for each in ours.slices), unit="requests")
 
 
-def _costs(plan: GatewayPlan, ours: Side) -> Iterator[Row]:
+def costs(plan: GatewayPlan, ours: Side) -> Iterator[Row]:
+    """CPU of every role, split into a part per request and one per token."""
     short = ours.of_length(plan.short_tokens)
     requests = sum(each.requests for each in short)
     total = sum(sum(each.cpu_s.values()) for each in short)
@@ -157,7 +159,7 @@ def _costs(plan: GatewayPlan, ours: Side) -> Iterator[Row]:
         yield Row(metric=f"CPU per token, {role}", value=1e6 * per_token, unit="µs")
 
 
-def _beside(ours: Side, theirs: Side | None, reason: str) -> Iterator[Row]:
+def beside(ours: Side, theirs: Side | None, reason: str) -> Iterator[Row]:
     """The promise: a streamed token costs our gateway less than it costs vLLM's API server."""
     if theirs is None and not reason:
         return

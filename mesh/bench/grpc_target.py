@@ -14,9 +14,17 @@ class GrpcTarget:
     """A gateway's gRPC address. Use it as `async with`."""
 
     def __init__(
-        self, address: str, *, model: str, chat: bool, ignore_eos: bool, api_key: str | None, timeout_s: float
+        self,
+        address: str,
+        *,
+        model: str,
+        chat: bool,
+        ignore_eos: bool,
+        timeout_s: float,
+        api_key: str | None,
+        ca: str | None,
     ) -> None:
-        self._client = shoal.Client(address, model=model, api_key=api_key)
+        self._client = shoal.Client(address, model=model, api_key=api_key, tls=ca)
         self._chat = chat
         self._ignore_eos = ignore_eos
         self._timeout_s = timeout_s
@@ -65,11 +73,11 @@ class GrpcTarget:
         return self._client.generate(ask.prompt, **plain)
 
 
-def models_of_grpc(address: str, api_key: str | None) -> tuple[shoal.Model, ...]:
+def models_of_grpc(address: str, api_key: str | None, ca: str | None) -> tuple[shoal.Model, ...]:
     """What ListModels lists. Raises CannotMeasure if no gateway answers there."""
 
     async def ask() -> tuple[shoal.Model, ...]:
-        async with shoal.Client(address, api_key=api_key) as client:
+        async with shoal.Client(address, api_key=api_key, tls=ca) as client:
             return await client.models()
 
     try:

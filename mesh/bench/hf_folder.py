@@ -80,6 +80,7 @@ def config_of(reader: "GGUFReader") -> dict[str, Any]:
     if architecture != "llama":
         raise CannotMeasure(f"peers are measured on Llama models only, and this GGUF is {architecture!r}")
     heads, hidden = get("llama.attention.head_count"), get("llama.embedding_length")
+    theta = get("llama.rope.freq_base", 10000.0)
     return {
         "architectures": ["LlamaForCausalLM"],
         "model_type": "llama",
@@ -92,7 +93,8 @@ def config_of(reader: "GGUFReader") -> dict[str, Any]:
         "intermediate_size": get("llama.feed_forward_length"),
         "max_position_embeddings": get("llama.context_length"),
         "rms_norm_eps": get("llama.attention.layer_norm_rms_epsilon"),
-        "rope_theta": get("llama.rope.freq_base", 10000.0),
+        "rope_theta": theta,
+        "rope_parameters": {"rope_type": "default", "rope_theta": theta},  # what newer readers look at
         "vocab_size": len(get("tokenizer.ggml.tokens")),
         "tie_word_embeddings": not any(tensor.name == "output.weight" for tensor in reader.tensors),
         "bos_token_id": get("tokenizer.ggml.bos_token_id"),

@@ -34,6 +34,7 @@ class HttpOptions:
     ignore_eos: bool = True
     temperature: float = 0.0
     api_key: str | None = None
+    ca: str | None = None  # PEM file of who signed an https server's certificate; None = the system's
     timeout_s: float = 300.0
     extra: dict[str, Any] = field(default_factory=dict)
 
@@ -139,7 +140,7 @@ class HttpTarget:
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise CannotMeasure(f"{url} is no URL: write http://host:port, or grpc://host:port for Shoal's gRPC")
         self._options = options
-        self._tls = ssl.create_default_context() if parts.scheme == "https" else None
+        self._tls = ssl.create_default_context(cafile=options.ca) if parts.scheme == "https" else None
         self._host, self._port = parts.hostname, parts.port or (443 if self._tls else 80)
         path = parts.path.rstrip("/").removesuffix("/v1")
         route = "chat/completions" if options.api == "chat" else "completions"
@@ -216,7 +217,7 @@ class HttpTarget:
         return f"{method} {path} HTTP/1.1\r\nhost: {host}\r\ncontent-type: application/json{key}".encode()
 
 
-def models_at(url: str, api_key: str | None = None) -> list[dict[str, Any]]:
+def models_at(url: str, api_key: str | None = None, ca: str | None = None) -> list[dict[str, Any]]:
     """What GET /v1/models lists. Raises CannotMeasure if nothing that speaks OpenAI's API answers."""
     import json
     import urllib.error
@@ -226,7 +227,8 @@ def models_at(url: str, api_key: str | None = None) -> list[dict[str, Any]]:
     headers = {"authorization": f"Bearer {api_key}"} if api_key else {}
     try:
         request = urllib.request.Request(f"{base}/v1/models", headers=headers)
-        with urllib.request.urlopen(request, timeout=LOOKUP_TIMEOUT_S) as answer:
+        trust = ssl.create_default_context(cafile=ca) if base.startswith("https") else None
+        with urllib.request.urlopen(request, timeout=LOOKUP_TIMEOUT_S, context=trust) as answer:
             listed = json.load(answer).get("data")
     except (OSError, ValueError, AttributeError) as error:
         raise CannotMeasure(f"{base}/v1/models does not answer as an OpenAI server: {error}") from None

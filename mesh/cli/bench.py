@@ -7,7 +7,7 @@ import os
 import shlex
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Measure a mesh, or Shoal beside its peers.")
 
 INTERRUPTED = 130
+TLS_DIR = "SHOAL_TLS_DIR"
 
 Json = Annotated[Path | None, typer.Option("--json", help="Write the report to this file, as JSON; - is stdout.")]
 Markdown = Annotated[bool, typer.Option("--markdown", help="Print the table as Markdown, to paste.")]
@@ -48,6 +49,7 @@ InputCap = Annotated[int | None, typer.Option(min=1, help="Cut longer prompts of
 InFlight = Annotated[int, typer.Option("--max-in-flight", min=1, help="Open loop: more than this are not sent.")]
 Timeout = Annotated[float, typer.Option(min=0.1, help="Seconds that one request may take.")]
 Seed = Annotated[int, typer.Option(min=0, help="Of prompts and arrivals.")]
+Ca = Annotated[Path | None, typer.Option("--ca", help="PEM file of who signed the server's certificate.")]
 ApiKey = Annotated[str | None, typer.Option(envvar="SHOAL_API_KEY", help="Sent as a bearer token.")]
 
 
@@ -73,6 +75,7 @@ def load(
     timeout_s: Timeout = 300.0,
     seed: Seed = 0,
     api_key: ApiKey = None,
+    ca: Ca = None,
     json: Json = None,
     markdown: Markdown = False,
     plot: Plot = False,
@@ -80,7 +83,9 @@ def load(
     """Load any OpenAI-compatible server, or Shoal's gRPC, and tell how it did. Without a URL: the running mesh."""
     if trace is not None and rate is not None:
         raise typer.BadParameter("a trace has its own arrival times: use --speedup", param_hint="--rate")
-    urls = [*(url or ()), *(more_urls or ())] or _running_mesh()
+    urls, trusted = [*(url or ()), *(more_urls or ())], str(ca) if ca is not None else _ca_of(os.environ)
+    if not urls:
+        urls, trusted = _running_mesh()
 
     def measured() -> "Report":
         from mesh.bench.load import LoadPlan, measure
@@ -104,6 +109,7 @@ def load(
             max_in_flight=max_in_flight,
             timeout_s=timeout_s,
             api_key=api_key,
+            ca=trusted,
             seed=seed,
         )
         return measure(plan, command_line())
@@ -207,15 +213,19 @@ def cold(
     _run(measured, json, markdown=markdown, plot=plot)
 
 
-def _running_mesh() -> list[str]:
+def _running_mesh() -> tuple[list[str], str | None]:
+    """The URLs of the local mesh, and the CA's file where it speaks TLS."""
     from mesh.cli import state
 
     mesh = state.running()
     if mesh is None:
         raise Problem("no mesh is running", "start one with `shoal up`, or name a URL to load")
-    if mesh.tls_dir:
-        os.environ.setdefault("SSL_CERT_FILE", str(Path(mesh.tls_dir) / "ca.pem"))
-    return list(mesh.http_urls)
+    return list(mesh.http_urls), _ca_of({TLS_DIR: mesh.tls_dir})
+
+
+def _ca_of(environment: Mapping[str, str]) -> str | None:
+    folder = environment.get(TLS_DIR)
+    return str(Path(folder) / "ca.pem") if folder else None
 
 
 def command_line() -> str:
