@@ -3,8 +3,9 @@
 A step:
     1. Endings decided since the last one (park, stop_choice) take effect.
     2. The schedule picks what each sequence computes and finds the blocks (schedule.py).
-    3. One forward pass; a sequence that breaks it is found by running each alone, and only it ends. If
-       nothing succeeds any more, the engine itself is broken, and says so (vitality.py).
+    3. The runner computes them in one pass (runner.py: with torch, or simulated); a sequence that breaks it is found
+       by running each alone, and only it ends. If nothing succeeds any more, the engine itself is broken, and says so
+       (vitality.py).
     4. Full blocks become findable, sampled tokens become events, finished sequences leave.
 """
 
