@@ -19,6 +19,7 @@
 """
 
 import asyncio
+import math
 import secrets
 import time
 from collections.abc import Sequence
@@ -39,6 +40,9 @@ MAX_STOPS = 16
 MAX_STOP_CHARACTERS = 256
 MAX_NAME_CHARACTERS = 128
 COMPLETION_MAX_TOKENS = 16
+# Rendered and tokenized in half a millisecond.
+INLINE_CHARACTERS = 1_000
+INLINE_MESSAGES = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +99,8 @@ class Validator:
         if asked.prompt_ids is not None:
             _check_ids(asked.prompt_ids, model.vocab_size, context)
             return asked.prompt_ids
+        if _is_short(asked):
+            return _encoded(asked, model, context)
         try:
             async with asyncio.timeout_at(deadline):
                 return await self.offload.run(partial(_encoded, asked, model, context))
@@ -141,8 +147,18 @@ class Validator:
         return replace(sampling, max_tokens=most, min_tokens=min(sampling.min_tokens, most), seed=seed)
 
 
+def _is_short(asked: Asked) -> bool:
+    """Whether its prompt takes so little that sending it to a thread and back would cost as much (0.2 ms)."""
+    if asked.route is not Route.CHAT:
+        return len(asked.text or "") <= INLINE_CHARACTERS
+    if asked.tools or not isinstance(asked.messages, list) or len(asked.messages) > INLINE_MESSAGES:
+        return False
+    contents = [turn.get("content") if isinstance(turn, dict) else None for turn in asked.messages]
+    return sum(len(text) if isinstance(text, str) else math.inf for text in contents) <= INLINE_CHARACTERS
+
+
 def _encoded(asked: Asked, model: TextModel, context_tokens: int) -> Sequence[int]:
-    """The prompt in messages or text, checked and tokenized. For a thread: megabytes take seconds."""
+    """The prompt in messages or text, checked and tokenized. For a thread if it is long: megabytes take seconds."""
     if asked.route is not Route.CHAT:
         if not asked.text:
             raise InvalidRequest("prompt must not be empty", field="prompt")

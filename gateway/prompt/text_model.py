@@ -14,6 +14,8 @@ from mesh.errors import InvalidRequest
 from mesh.models import ModelFolder
 
 _SPECIAL_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+# Up to here a text is encoded sooner than another thread takes over.
+SHORT_CHARACTERS = 2_000
 # transformers writes 1e30 where nobody set a length.
 _LONGEST_CONTEXT = 1 << 31
 
@@ -122,6 +124,9 @@ class TextModel:
         return self._control.marked(self.template.render(variables), guard)
 
     def _encode(self, marked: str) -> list[int]:
+        if len(marked) <= SHORT_CHARACTERS:
+            short: list[int] = self.vocabulary.inert.encode(marked, add_special_tokens=False).ids
+            return short
         # Not `encode`, which keeps the interpreter to itself (offload.py).
         [encoding] = self.vocabulary.inert.encode_batch_fast([marked], add_special_tokens=False)
         ids: list[int] = encoding.ids

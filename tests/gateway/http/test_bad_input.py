@@ -233,7 +233,8 @@ async def test_tokenizing_ends_with_the_requests_time(mesh, monkeypatch, eventua
     monkeypatch.setattr(type(mesh.text_model), "_encode", lambda self, marked: [5] if go_on.wait(20) else [])
     try:
         async with mesh.http(hasty) as client:
-            reply = await client.post(CHAT, json=body_of(CHAT, {}))
+            long = [{"role": "user", "content": "too long to be tokenized on the event loop. " * 50}]
+            reply = await client.post(CHAT, json=body_of(CHAT, {"messages": long}))
     finally:
         go_on.set()
     assert (reply.status_code, "tokenized" in reply.json()["error"]["message"]) == (504, True)
