@@ -57,8 +57,8 @@ class Dialogue:
         """The last word; returns when the RPC has ended, however."""
         if self.over:
             return
+        # Not closed from here: the scheduler ends the RPC when it reads this; a half-close would be one write more.
         self._unsent.put_nowait(event)
-        self._unsent.put_nowait(None)
         await self._call.code()
 
     def cancel(self) -> None:
