@@ -156,6 +156,21 @@ async def test_a_full_redis_refuses_bundles_and_still_gives_what_it_has(serve, m
             assert await health(running) == SERVING
 
 
+async def test_at_its_cap_redis_gives_up_bundles_and_nothing_else(serve, make, keys) -> None:
+    bundles = make(12, LARGE)
+    with (
+        ValkeyServer(config={"maxmemory": "6mb", "maxmemory-policy": "volatile-lfu"}) as server,
+        Redis(port=server.port) as client,
+    ):
+        client.set("a limit's key", "without a time to live")
+        async with serve(url(server)) as running:
+            for bundle in bundles:
+                assert (await put(running, [bundle])).stored == 1
+            held = [await match(running, keys([bundle])) for bundle in bundles]
+            assert 1 <= sum(held) < 12
+        assert client.exists("a limit's key")
+
+
 async def test_an_interrupted_connection_is_never_used_again(serve, door, make, keys, eventually) -> None:
     """B18: the next reader of that connection would get the answer of the one before."""
     mine, theirs = make(3), make(3)
