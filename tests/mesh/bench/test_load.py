@@ -1,8 +1,10 @@
 """The load generator against a server that streams well and badly: what it counts, and what it says of itself."""
 
 import json
+import signal
 import subprocess
 import sys
+import time
 
 import pytest
 
@@ -139,3 +141,17 @@ def test_nobody_there_is_exit_code_2_with_the_reason():
     ran = bench("http://127.0.0.1:9", "--requests", "2")
     assert ran.returncode == 2
     assert "does not answer as an OpenAI server" in ran.stderr
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_a_load_at_once_and_says_so(server, number):
+    command = [sys.executable, "-m", "mesh.cli.main", "bench", "load", server.url, "--model", "hangs"]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as running:
+        deadline = time.monotonic() + 30
+        while not server.bodies and time.monotonic() < deadline:
+            time.sleep(0.02)
+        running.send_signal(number)
+        _, said = running.communicate(timeout=20)
+    assert running.returncode == 130
+    assert "interrupted" in said
+    assert "Traceback" not in said
