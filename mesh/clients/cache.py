@@ -1,64 +1,34 @@
 """The cold KV cache as a worker sees it: something that may help and can do no harm.
 
 No trouble with the service raises here. Absent, refusing, silent, slow, dying in mid-transfer or lying: each is a miss
-within a small time budget and is told by a word of its own (`Outcome`). A replica in trouble is left alone until a
-probe in the background finds it well, so a dead service costs one budget once and not every request. Replicas are
-stateless: any of them serves any key.
+within a small time budget and is told by a word of its own (`Outcome`, in cache_replica.py). A replica in trouble is
+left alone until a probe in the background finds it well, so a dead service costs one budget once and not every request.
+Replicas are stateless: any of them serves any key.
 """
 
 import asyncio
-import logging
 import random
-import time
 from collections.abc import AsyncGenerator, AsyncIterable, Callable, Iterable
 from contextlib import aclosing
 from dataclasses import dataclass
-from enum import StrEnum
-from types import TracebackType
-from typing import Self
 
 import grpc
 
-from mesh.breaker import Breaker, BreakerPolicy
-from mesh.client import connect
+from mesh.breaker import BreakerPolicy
+from mesh.clients.cache_replica import GOODBYE_S, Attempt, Outcome, Replica
 from mesh.discovery import addresses
-from mesh.errors import InvalidRequest, error_of
+from mesh.errors import InvalidRequest
 from mesh.kv import Bundle, KeySet
 from mesh.kv_wire import Assembly, check_wanted, key_set_message, pieces_of
 from mesh.telemetry import trace_metadata
-from mesh.tls import CACHE, Tls
-from shoal.cache.v1 import cache_pb2, cache_pb2_grpc
+from mesh.tls import Tls
+from shoal.cache.v1 import cache_pb2
 
-# After a replica is gone from the list, or `run` ends: seconds that its calls may still take.
-GOODBYE_S = 1.0
 # After a write has failed: seconds until gRPC has read the status that explains it. It says INTERNAL until then.
 STATUS_S = 0.05
 BREAKER = BreakerPolicy()
 
 Bundles = Iterable[Bundle] | AsyncIterable[Bundle]
-
-log = logging.getLogger("shoal.cache")
-
-
-class Outcome(StrEnum):
-    """How one operation ended, for metrics."""
-
-    OK = "ok"  # all that was asked for
-    MISS = "miss"  # the service does not hold the next key, or refused to store some
-    OFF = "off"  # no service is configured
-    OPEN = "open"  # every replica is in trouble or not there: nothing was sent
-    UNREACHABLE = "unreachable"  # nobody answers there, or it is shutting down
-    SILENT = "silent"  # it did not answer in time
-    DIED = "died"  # it broke off in mid-transfer
-    REFUSED = "refused"  # it answered with an error: our request, or its limits
-    MISMATCH = "mismatch"  # it sent what was not asked for, or damaged
-    LATE = "late"  # its whole time was over, which may be the caller's own slowness
-    CANCELLED = "cancelled"  # the caller wanted no more
-
-
-# Trouble that the next request would meet, too, and trouble that counts up.
-_AT_ONCE = frozenset({Outcome.UNREACHABLE, Outcome.SILENT, Outcome.DIED})
-_COUNTED = frozenset({Outcome.REFUSED, Outcome.MISMATCH})
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,121 +40,6 @@ class CacheBudgets:
     take_s: float = 5.0  # silence of the service before it takes a piece of a Put, or answers it
     fetch_s: float = 10.0  # one Get as a whole, its reader's own time included
     store_s: float = 20.0  # one Put as a whole, its source's own time included
-
-
-class _Replica:
-    """One replica: its channel, its breaker and how many calls run there."""
-
-    def __init__(self, address: str, policy: BreakerPolicy, tls: Tls | None) -> None:
-        self.address = address
-        self._tls = tls
-        self._connect()
-        self.breaker = Breaker(policy)
-        self.calls = 0
-        self.in_trouble = asyncio.Event()
-        # Nobody has heard of it yet: the first probe decides, at once.
-        self.breaker.closed = False
-        self.in_trouble.set()
-
-    def _connect(self) -> None:
-        self._pems = self._tls.current() if self._tls is not None else None
-        self.channel = connect(self.address, self._tls, CACHE)
-        self.stub = cache_pb2_grpc.CacheServiceStub(self.channel)
-
-    async def _renew(self) -> None:
-        """A channel keeps the certificates that it was made with; if there are newer ones, take those."""
-        if self._tls is not None and self._tls.current() is not self._pems:
-            former = self.channel
-            self._connect()
-            await former.close(GOODBYE_S)
-
-    def failed(self, operation: str, *, at_once: bool) -> None:
-        self.breaker.failed(operation, time.monotonic(), at_once=at_once)
-        if not self.breaker.closed:
-            self.in_trouble.set()
-
-    async def heal(self, budget_s: float) -> None:
-        """Until cancelled: while it is in trouble, ask again and again whether it is there."""
-        while True:
-            await self.in_trouble.wait()
-            await asyncio.sleep(max(0.0, self.breaker.probe_at_s - time.monotonic()))
-            await self._renew()
-            well = await self._answers(budget_s)
-            self.breaker.probed(well, time.monotonic())
-            if well:
-                log.info("cache %s answers", self.address)
-                self.in_trouble.clear()
-
-    async def _answers(self, budget_s: float) -> bool:
-        try:
-            await self.stub.Stats(cache_pb2.StatsRequest(), timeout=budget_s)
-        except grpc.aio.AioRpcError as error:
-            log.debug("cache %s: %s %s", self.address, error.code().name, error.details())
-            return False
-        return True
-
-
-class _Attempt:
-    """One operation on one replica: `with` it, and no trouble of the service leaves the block.
-
-    `outcome` is what is told; whoever ends well sets it.
-    """
-
-    def __init__(self, replica: _Replica, operation: str, told: Callable[[str, str], None]) -> None:
-        self.replica = replica
-        self.outcome = Outcome.CANCELLED
-        self.heard = False
-        # While the caller's own code runs in here: what it raises is its own.
-        self.with_caller = False
-        self._operation = operation
-        self._told = told
-
-    def __enter__(self) -> Self:
-        self.replica.calls += 1
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> bool:
-        self.replica.calls -= 1
-        found = self._judge(error)
-        outcome = found or self.outcome
-        if outcome in _AT_ONCE or outcome in _COUNTED:
-            self.replica.failed(self._operation, at_once=outcome in _AT_ONCE)
-            log.info("cache %s: %s is %s (%s)", self.replica.address, self._operation, outcome, _short(error))
-        elif outcome in (Outcome.OK, Outcome.MISS):
-            self.replica.breaker.succeeded(self._operation)
-        self._told(self._operation, outcome)
-        return found is not None
-
-    def _judge(self, error: BaseException | None) -> Outcome | None:
-        """The word for trouble with the service; None for what is none of its doing."""
-        if self.with_caller:
-            return None
-        match error:
-            case grpc.aio.AioRpcError():
-                return self._judge_status(error)
-            case TimeoutError():
-                return Outcome.SILENT
-            case InvalidRequest():
-                return Outcome.MISMATCH
-            case asyncio.CancelledError():
-                # A call that was cancelled with its channel reads like a task that was; the task itself tells.
-                task = asyncio.current_task()
-                return Outcome.UNREACHABLE if task is not None and not task.cancelling() else None
-        return None
-
-    def _judge_status(self, error: grpc.aio.AioRpcError) -> Outcome:
-        match error.code():
-            case grpc.StatusCode.DEADLINE_EXCEEDED:
-                return Outcome.SILENT if self._operation == "match" else Outcome.LATE
-            case grpc.StatusCode.UNAVAILABLE:
-                return Outcome.DIED if self.heard and error_of(error).code is None else Outcome.UNREACHABLE
-        return Outcome.REFUSED
-
-
-def _short(error: BaseException | None) -> str:
-    return (error.details() or "") if isinstance(error, grpc.aio.AioRpcError) else str(error or "")
 
 
 class Caches:
@@ -206,7 +61,7 @@ class Caches:
         self._told = told
         self._budgets = budgets
         self._policy = breaker
-        self._replicas: dict[str, _Replica] = {}
+        self._replicas: dict[str, Replica] = {}
 
     @property
     def available(self) -> bool:
@@ -231,7 +86,7 @@ class Caches:
                     tasks[new] = group.create_task(self._keep(new), name=f"cache {new}")
 
     async def _keep(self, address: str) -> None:
-        replica = _Replica(address, self._policy, self._tls)
+        replica = Replica(address, self._policy, self._tls)
         self._replicas[address] = replica
         try:
             await replica.heal(self._budgets.match_s)
@@ -277,7 +132,7 @@ class Caches:
             finally:
                 call.cancel()
 
-    async def _bundle(self, call: "_Get", attempt: _Attempt, keys: KeySet, index: int) -> Bundle | None:
+    async def _bundle(self, call: "_Get", attempt: Attempt, keys: KeySet, index: int) -> Bundle | None:
         """Bundle number `index`; None if the stream ended before it."""
         first = await self._piece(call)
         if first is None:
@@ -319,7 +174,7 @@ class Caches:
             return reply.stored + reply.already_held
         return 0
 
-    async def _send(self, call: "_Put", bundles: Bundles, attempt: _Attempt) -> None:
+    async def _send(self, call: "_Put", bundles: Bundles, attempt: Attempt) -> None:
         """Every piece, or as many as the service takes before it answers."""
         try:
             async with aclosing(_each(bundles)) as source:
@@ -337,13 +192,13 @@ class Caches:
                 raise
             await asyncio.sleep(STATUS_S)
 
-    def _attempt(self, operation: str) -> _Attempt | None:
+    def _attempt(self, operation: str) -> Attempt | None:
         """At the replica with the fewest calls among those that are well; None, and told, if none is."""
         well = [replica for replica in self._replicas.values() if replica.breaker.closed]
         if not well:
             self._told(operation, Outcome.OPEN if self._targets else Outcome.OFF)
             return None
-        return _Attempt(min(well, key=lambda replica: (replica.calls, random.random())), operation, self._told)
+        return Attempt(min(well, key=lambda replica: (replica.calls, random.random())), operation, self._told)
 
 
 _Get = grpc.aio.UnaryStreamCall[cache_pb2.GetRequest, cache_pb2.Chunk]
