@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from shoal import ClientTls
 
 ANSWER_S = 1.0
+# Where somebody listens it is worth waiting for what they speak, on a busy machine too.
+LISTENER_S = 3.0
 
 
 def gateway(given: str | None, ca: str | None) -> tuple[str, "ClientTls | None"]:
@@ -45,7 +47,7 @@ def of_folder(folder: Path) -> "ClientTls":
     return ClientTls(ca=paths.ca)
 
 
-def answers(address: str, tls: "ClientTls | None") -> bool:
+def answers(address: str, tls: "ClientTls | None", timeout_s: float = ANSWER_S) -> bool:
     """Whether a gRPC server is there: then what failed is what it said, not the way to it."""
     import grpc
 
@@ -55,7 +57,7 @@ def answers(address: str, tls: "ClientTls | None") -> bool:
         channel = grpc.secure_channel(address, tls.credentials(), options=tls.options())
     with channel:
         try:
-            grpc.channel_ready_future(channel).result(timeout=ANSWER_S)
+            grpc.channel_ready_future(channel).result(timeout=timeout_s)
         except grpc.FutureTimeoutError:
             return False
     return True
@@ -63,6 +65,9 @@ def answers(address: str, tls: "ClientTls | None") -> bool:
 
 def why_not(address: str, tls: "ClientTls | None", message: str) -> Problem:
     """What to tell of an address where no gRPC server answers us."""
+    nobody = Problem(f"no gateway answers at {address}: {message}", "start a mesh with `shoal up`")
+    if not _somebody_listens(address):
+        return nobody
     if _speaks_http(address) or _speaks_tls(address, "http/1.1"):
         return Problem(
             f"{address} is an HTTP port, and chat speaks gRPC",
@@ -71,21 +76,35 @@ def why_not(address: str, tls: "ClientTls | None", message: str) -> Problem:
     secure = _speaks_tls(address)
     if tls is None and secure:
         return Problem(f"{address} speaks TLS", "name its CA with --ca FILE, or SHOAL_TLS_DIR=FOLDER")
-    if tls is not None and answers(address, None):
-        return Problem(f"{address} speaks no TLS", "leave out --ca, https:// and SHOAL_TLS_DIR")
     if tls is not None and secure:
         return Problem(
             f"{address} and we do not trust each other: {message}",
             f"did {tls.ca or 'a public CA'} sign its certificate, for this host? Does it ask for ours (SHOAL_TLS_DIR)?",
         )
-    return Problem(f"no gateway answers at {address}: {message}", "start a mesh with `shoal up`")
+    if tls is not None and answers(address, None, LISTENER_S):
+        return Problem(f"{address} speaks no TLS", "leave out --ca, https:// and SHOAL_TLS_DIR")
+    return nobody
+
+
+def _somebody_listens(address: str) -> bool:
+    try:
+        with _connection(address):
+            return True
+    except (OSError, ValueError):
+        return False
+
+
+def _connection(address: str) -> socket.socket:
+    """Raises OSError or ValueError."""
+    host, _, port = address.rpartition(":")
+    return socket.create_connection((host.strip("[]"), int(port)), timeout=LISTENER_S)
 
 
 def _speaks_http(address: str) -> bool:
     import http.client
 
     try:
-        with closing(http.client.HTTPConnection(address, timeout=ANSWER_S)) as connection:
+        with closing(http.client.HTTPConnection(address, timeout=LISTENER_S)) as connection:
             connection.request("GET", "/")
             connection.getresponse()
     except (OSError, http.client.HTTPException):
@@ -95,15 +114,11 @@ def _speaks_http(address: str) -> bool:
 
 def _speaks_tls(address: str, protocol: str = "h2") -> bool:
     """Whether `protocol` is spoken there inside TLS, by whomever."""
-    host, _, port = address.rpartition(":")
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     context.set_alpn_protocols([protocol])
     try:
-        with (
-            socket.create_connection((host.strip("[]"), int(port)), timeout=ANSWER_S) as connection,
-            context.wrap_socket(connection, server_hostname=host.strip("[]")) as secured,
-        ):
+        with _connection(address) as connection, context.wrap_socket(connection) as secured:
             return secured.selected_alpn_protocol() == protocol
     except (OSError, ValueError):
         return False
