@@ -25,6 +25,9 @@ from mesh.cli.plan import MeshPlan
 API_SERVER = "API server"
 ROLES = ("gateway", "scheduler", "worker", "engine", "cache", "redis", GENERATOR)
 LEAST_REQUESTS_PER_S = 150
+# The engine must not be what limits the requests: prompts cost it next to nothing, steps what they cost by default.
+PREFILL_TOKENS_PER_S = 200_000
+ENGINE = {"SHOAL_WORKER_SIMULATED_PREFILL_TOKENS_PER_S": str(PREFILL_TOKENS_PER_S)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,7 +37,7 @@ class GatewayPlan:
     model: str
     peer: bool = True
     gateways: int = 2
-    streams: int = 32
+    streams: int = 48
     pairs: int = 5
     slice_s: float = 5.0
     peer_slice_s: float = 10.0
@@ -68,11 +71,11 @@ def run(plan: GatewayPlan, command: str) -> Report:
     """Measure. Raises CannotMeasure if the mesh cannot be started; a peer that cannot is a row with the reason."""
     before = machine.describe()
     mesh_plan = MeshPlan(model=plan.model, engine="simulated", gateways=plan.gateways)
-    with _peer(plan) as (theirs, reason), local_mesh.running(mesh_plan) as mesh:
+    with _peer(plan) as (theirs, reason), local_mesh.running(mesh_plan, ENGINE) as mesh:
         state = mesh.state
         ours = Side(state.http_urls, RoleClock(state.processes).read, plan.slice_s, [])
         uvloop.run(_measure(plan, state.model, ours, theirs))
-        ran_on = mesh.facts() | machine.software()
+        ran_on = mesh.facts() | {"prefill tokens/s": PREFILL_TOKENS_PER_S, "streams": plan.streams} | machine.software()
     rows = [*throughput(plan, ours), *costs(plan, ours), *beside(ours, theirs, reason)]
     return Report(
         bench="gateway", date=machine.now(), machine=before, command=command, ran_on=ran_on, rows=rows

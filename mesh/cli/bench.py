@@ -128,7 +128,7 @@ GatewayStreams = Annotated[int, typer.Option(min=1, max=512, help="Requests at a
 def gateway(
     model: MeshModel = DEFAULT_MODEL,
     peer: PeerChoice = "vllm",
-    streams: GatewayStreams = 32,
+    streams: GatewayStreams = 48,
     pairs: Pairs = 5,
     slice_s: SliceS = 5.0,
     json: Json = None,
