@@ -22,7 +22,7 @@ from mesh.clients.cache import CacheBudgets, Caches
 from mesh.kv import KvGeometry
 from mesh.tls import Tls
 
-# The longest a Get or Put may take, its reader's and source's own time included.
+# The longest that one Get may take, the engine's own time included.
 CALL_S = 60.0
 # Ids whose keys are made on the event loop, in a millisecond or two.
 AT_ONCE_IDS = 16_384
@@ -60,7 +60,7 @@ class ColdTier:
         if info is None or info.simulated or not self._settings.caches:
             return
         limits = self._settings.limits
-        budgets = CacheBudgets(limits.match_s, limits.stall_s, fetch_s=CALL_S, store_s=CALL_S)
+        budgets = CacheBudgets(match_s=limits.match_s, stall_s=limits.stall_s, fetch_s=CALL_S)
         caches = Caches(self._settings.caches, self._metrics.called, budgets, tls=self._tls)
         exchange = Exchange(bridge.blocks)
         try:
