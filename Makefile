@@ -7,7 +7,7 @@ PIP := PYTHONWARNINGS=ignore $(BIN)/pip --disable-pip-version-check --quiet
 MODEL ?= smollm2-135m
 
 .DEFAULT_GOAL := help
-.PHONY: help up down test lint types protos protos-check clean
+.PHONY: help up down test compose-up compose-down compose-test engine lint types protos protos-check clean
 
 help: ## Show this
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 22
@@ -21,6 +21,20 @@ down: ## Stop a mesh that runs in the background
 test: $(VENV)/.installed-dev ## Install what the tests need and run them all
 	@$(BIN)/shoal pull $(MODEL)
 	$(BIN)/pytest $(PYTEST_ARGS)
+
+compose-up: engine ## Build the images and start the mesh in containers (COMPOSE_ARGS="--scale gateway=2")
+	@deploy/compose.sh up --build --detach $(COMPOSE_ARGS)
+	@deploy/compose.sh ps
+
+compose-down: engine ## Stop the containers (volumes stay)
+	@deploy/compose.sh down
+
+# Minutes of building and running, so `make test` leaves it out. COMPOSE_BUILD_ARGS=--no-cache builds from nothing.
+compose-test: engine $(VENV)/.installed-dev ## Build the images, start a mesh of containers, hurt it, stop it
+	COMPOSE_TEST=1 $(BIN)/pytest -v --durations=0 tests/deploy/compose
+
+engine:
+	@deploy/compose.sh
 
 lint: $(VENV)/.installed-dev ## Format check and lint
 	$(BIN)/ruff format --check .
