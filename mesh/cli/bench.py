@@ -83,13 +83,13 @@ def load(
     """Load any OpenAI-compatible server, or Shoal's gRPC, and tell how it did. Without a URL: the running mesh."""
     if trace is not None and rate is not None:
         raise typer.BadParameter("a trace has its own arrival times: use --speedup", param_hint="--rate")
-    urls, trusted = [*(url or ()), *(more_urls or ())], str(ca) if ca is not None else _ca_of(os.environ)
-    if not urls:
-        urls, trusted = _running_mesh()
 
     def measured() -> "Report":
         from mesh.bench.load import LoadPlan, measure
 
+        urls, trusted = [*(url or ()), *(more_urls or ())], str(ca) if ca is not None else _ca_of(os.environ)
+        if not urls:
+            urls, trusted = _running_mesh()
         plan = LoadPlan(
             urls=urls,
             model=model,
