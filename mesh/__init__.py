@@ -5,7 +5,7 @@ Imports no service. Services import each other only through this package and the
 
 import os
 
-# Read when grpc is first imported, so it stands where every service passes before that. With this experiment of its
-# core's, a client's messages are handed through four threads more; without it, the thread that waits for events reads
-# the sockets too. A streamed token costs a gateway 25 us in grpc.aio instead of 40 (grpcio 1.85).
-os.environ.setdefault("GRPC_EXPERIMENTS", "-event_engine_client")
+# Read when grpc is first imported, so it stands where every service passes before that. With these experiments of its
+# core's, messages are handed through four threads more; without them, the thread that waits for events reads the
+# sockets too. A streamed token costs a gateway 25 us in grpc.aio instead of 40, a served request 5 % less (grpcio 1.85).
+os.environ.setdefault("GRPC_EXPERIMENTS", "-event_engine_client,-event_engine_listener")
