@@ -75,7 +75,7 @@ class Round:
     device: First
 
 
-def run(plan: ColdPlan, command: str) -> Report:
+def measure(plan: ColdPlan, command: str) -> Report:
     """Measure. Raises CannotMeasure if the mesh does not come up or the tier never holds a prompt."""
     before = machine.describe()
     with local_mesh.running(MeshPlan(model=plan.model, workers=2, caches=1), UNLEASED) as mesh:

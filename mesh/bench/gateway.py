@@ -18,7 +18,7 @@ from mesh.bench.generator import Target
 from mesh.bench.http_target import HttpOptions, HttpTarget
 from mesh.bench.progress import Bar, bar
 from mesh.bench.report import CannotMeasure, Goal, Report, Row
-from mesh.bench.slices import GENERATOR, Shape, Slice, errors, measure, split
+from mesh.bench.slices import GENERATOR, Shape, Slice, errors, run_slice, split
 from mesh.bench.stats import ratio_of_pairs
 from mesh.cli.plan import MeshPlan
 
@@ -67,7 +67,7 @@ class Side:
         return [1e6 * split(pair, role)[1] for pair in self.pairs()]
 
 
-def run(plan: GatewayPlan, command: str) -> Report:
+def measure(plan: GatewayPlan, command: str) -> Report:
     """Measure. Raises CannotMeasure if the mesh cannot be started; a peer that cannot is a row with the reason."""
     before = machine.describe()
     mesh_plan = MeshPlan(model=plan.model, engine="simulated", gateways=plan.gateways)
@@ -119,7 +119,7 @@ async def _pair(plan: GatewayPlan, side: Side, targets: Sequence[Target], pair: 
             output_tokens=tokens,
             seconds=side.slice_s if pair >= 0 else side.slice_s / 2,
         )
-        found = await measure(targets, shape, side.read_cpu, seed=1000 * (pair + 2) + tokens)
+        found = await run_slice(targets, shape, side.read_cpu, seed=1000 * (pair + 2) + tokens)
         if not found.requests:
             raise CannotMeasure(f"no request was answered whole by {side.urls[0]}: {found.errors}")
         if pair >= 0:

@@ -44,7 +44,7 @@ class PeersPlan:
 Results = dict[str, dict[int, list[Batch]]]
 
 
-def run(plan: PeersPlan, command: str) -> Report:
+def measure(plan: PeersPlan, command: str) -> Report:
     """Measure. Raises CannotMeasure if Shoal itself cannot be; a peer that cannot is a row with the reason."""
     before = machine.describe()
     missing: dict[str, str] = {}

@@ -18,7 +18,9 @@ def of(report: Report) -> Iterator["RenderableType"]:
         if not comma or row.value is None:
             continue
         figures = groups.setdefault((head, row.unit), [])
-        figures.append((tail if row.peer is None else f"{tail}, shoal", row.value))
+        ours = (tail if row.peer is None else f"{tail}, shoal", row.value)
+        if ours not in figures:  # beside a second peer it stands again
+            figures.append(ours)
         if row.peer is not None and row.peer_value is not None:
             figures.append((f"{tail}, {row.peer}", row.peer_value))
     for (head, unit), figures in groups.items():

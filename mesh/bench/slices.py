@@ -38,7 +38,7 @@ class Slice:
         return self.requests / self.wall_s
 
 
-async def measure(
+async def run_slice(
     targets: Sequence[Target], shape: Shape, read_cpu: Callable[[], dict[str, float]], seed: int
 ) -> Slice:
     """Run one. `read_cpu` tells CPU seconds by role."""

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
 HEAD = ("metric", "value", "unit", "peer", "peer's", "ratio", "goal", "met")
-BAR_CELLS = 40
+BAR_CELLS = 30
 _COLOURS = {"yes": "green", "no": "red", "?": "yellow"}
 
 
@@ -85,6 +85,8 @@ def bars(title: str, figures: Sequence[tuple[str, float]], unit: str) -> "Render
 
     most = max((value for _, value in figures), default=0.0) or 1.0
     table = Table(box=None, show_header=False, pad_edge=False)
+    for _ in range(3):
+        table.add_column(no_wrap=True)
     for label, value in figures:
         eighths = max(0, round(8 * BAR_CELLS * value / most))
         bar = "█" * (eighths // 8) + ("", *"▏▎▍▌▋▊▉")[eighths % 8]

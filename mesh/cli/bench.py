@@ -4,15 +4,13 @@ Exit code 0: every goal is met; 1: one is missed; 2: it could not be measured, a
 """
 
 import os
-import shlex
-import signal
-import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from mesh.cli.bench_run import command_line, run
 from mesh.cli.problem import Problem
 from mesh.models import DEFAULT_MODEL
 
@@ -21,7 +19,6 @@ if TYPE_CHECKING:
 
 app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Measure a mesh, or Shoal beside its peers.")
 
-INTERRUPTED = 130
 TLS_DIR = "SHOAL_TLS_DIR"
 
 Json = Annotated[Path | None, typer.Option("--json", help="Write the report to this file, as JSON; - is stdout.")]
@@ -114,7 +111,7 @@ def load(
         )
         return measure(plan, command_line())
 
-    _run(measured, json, markdown=markdown, plot=plot)
+    run(measured, json, markdown=markdown, plot=plot)
 
 
 PeerChoice = Annotated[Literal["vllm", "none"], typer.Option(help="What the gateway is measured beside.")]
@@ -138,14 +135,14 @@ def gateway(
     """CPU per request and per token of every process of a mesh with a simulated engine, beside vLLM's API server."""
 
     def measured() -> "Report":
-        from mesh.bench.gateway import GatewayPlan, run
+        from mesh.bench.gateway import GatewayPlan, measure
 
         plan = GatewayPlan(
             model=model, peer=peer == "vllm", streams=streams, pairs=pairs, slice_s=slice_s, peer_slice_s=2 * slice_s
         )
-        return run(plan, command_line())
+        return measure(plan, command_line())
 
-    _run(measured, json, markdown=markdown, plot=plot)
+    run(measured, json, markdown=markdown, plot=plot)
 
 
 PeerStreams = Annotated[str, typer.Option(help="Numbers of streams, comma-separated.")]
@@ -172,7 +169,7 @@ def peers(
         raise typer.BadParameter(f"no peer is called {unknown[0]!r}: openvino, vllm", param_hint="--peers")
 
     def measured() -> "Report":
-        from mesh.bench.peers import PeersPlan, run
+        from mesh.bench.peers import PeersPlan, measure
 
         plan = PeersPlan(
             model=model,
@@ -182,9 +179,9 @@ def peers(
             output_tokens=output_tokens,
             peers=wanted,
         )
-        return run(plan, command_line())
+        return measure(plan, command_line())
 
-    _run(measured, json, markdown=markdown, plot=plot)
+    run(measured, json, markdown=markdown, plot=plot)
 
 
 def _counts(streams: str) -> list[int]:
@@ -206,11 +203,11 @@ def cold(
     """First token of a long prompt: computed, from the tier that workers share, from the device."""
 
     def measured() -> "Report":
-        from mesh.bench.cold import ColdPlan, run
+        from mesh.bench.cold import ColdPlan, measure
 
-        return run(ColdPlan(model=model, rounds=rounds, prompt_tokens=prompt_tokens), command_line())
+        return measure(ColdPlan(model=model, rounds=rounds, prompt_tokens=prompt_tokens), command_line())
 
-    _run(measured, json, markdown=markdown, plot=plot)
+    run(measured, json, markdown=markdown, plot=plot)
 
 
 def _running_mesh() -> tuple[list[str], str | None]:
@@ -226,47 +223,3 @@ def _running_mesh() -> tuple[list[str], str | None]:
 def _ca_of(environment: Mapping[str, str]) -> str | None:
     folder = environment.get(TLS_DIR)
     return str(Path(folder) / "ca.pem") if folder else None
-
-
-def command_line() -> str:
-    """What was typed, ready to be typed again."""
-    return shlex.join(["shoal", *sys.argv[1:]])
-
-
-def _run(measure: Callable[[], "Report"], json: Path | None, *, markdown: bool, plot: bool) -> None:
-    """Measure, show, and end with the report's exit code."""
-    from mesh.bench.report import NOT_MEASURED, CannotMeasure
-
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # what was started is stopped then, too
-    try:
-        report = measure()
-    except (CannotMeasure, Problem) as reason:
-        typer.secho(f"shoal bench: {reason}", fg="red", err=True)
-        raise typer.Exit(NOT_MEASURED) from None
-    except KeyboardInterrupt:
-        typer.echo("\nshoal bench: interrupted, nothing was written", err=True)
-        raise typer.Exit(INTERRUPTED) from None
-    _show(report, json, markdown=markdown, plot=plot)
-    raise typer.Exit(report.exit_code)
-
-
-def _show(report: "Report", json: Path | None, *, markdown: bool, plot: bool) -> None:
-    import msgspec
-    from rich.console import Console
-
-    from mesh.bench import plots, table
-
-    if json is not None:
-        text = msgspec.json.format(msgspec.json.encode(report.as_json())).decode() + "\n"
-        if str(json) == "-":
-            typer.echo(text, nl=False)
-        else:
-            json.write_text(text)
-            typer.echo(f"written: {json}", err=True)
-    if markdown:
-        typer.echo(table.markdown(report), nl=False)
-    elif json is None:
-        Console().print(table.rich_table(report), highlight=False)
-    if plot:
-        for drawing in plots.of(report):
-            Console(stderr=json is not None and str(json) == "-").print(drawing, highlight=False)

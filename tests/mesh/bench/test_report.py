@@ -103,7 +103,22 @@ def test_bars_are_as_long_as_their_figures():
     rows = [Row(metric=f"first token, p{n}", value=float(n), unit="ms") for n in (50, 100)]
     (drawing,) = plots.of(report(*rows, Row(metric="alone", value=1.0)))
     lines = [line for line in shown(drawing).splitlines() if "█" in line]
-    assert [line.count("█") for line in lines] == [20, 40]
+    assert [line.count("█") for line in lines] == [15, 30]
+
+
+def test_bars_show_our_figure_once_beside_two_peers():
+    rows = [
+        Row(metric=f"output, {n} streams", value=9.0 * n, unit="tok/s", peer=peer, peer_value=8.0 * n)
+        for n in (1, 8)
+        for peer in ("one", "two")
+    ]
+    (drawing,) = plots.of(report(*rows))
+    lines = [line for line in shown(drawing).splitlines() if "tok/s" in line]
+    assert [line.partition("█")[0].strip() for line in lines if "shoal" in line] == [
+        "1 streams, shoal",
+        "8 streams, shoal",
+    ]
+    assert len(lines) == 6
 
 
 def test_the_machine_is_read_from_what_the_system_tells():

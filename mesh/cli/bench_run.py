@@ -1,0 +1,61 @@
+"""What all of `shoal bench` share: run a measurement, show its report, end with its exit code."""
+
+import shlex
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import typer
+
+from mesh.cli.problem import Problem
+
+if TYPE_CHECKING:
+    from mesh.bench.report import Report
+
+INTERRUPTED = 130
+
+
+def command_line() -> str:
+    """What was typed, ready to be typed again."""
+    return shlex.join(["shoal", *sys.argv[1:]])
+
+
+def run(measure: Callable[[], "Report"], json: Path | None, *, markdown: bool, plot: bool) -> None:
+    """Measure, show, and end with the report's exit code."""
+    from mesh.bench.report import NOT_MEASURED, CannotMeasure
+
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # what was started is stopped then, too
+    try:
+        report = measure()
+    except (CannotMeasure, Problem) as reason:
+        typer.secho(f"shoal bench: {reason}", fg="red", err=True)
+        raise typer.Exit(NOT_MEASURED) from None
+    except KeyboardInterrupt:
+        typer.echo("\nshoal bench: interrupted, nothing was written", err=True)
+        raise typer.Exit(INTERRUPTED) from None
+    _show(report, json, markdown=markdown, plot=plot)
+    raise typer.Exit(report.exit_code)
+
+
+def _show(report: "Report", json: Path | None, *, markdown: bool, plot: bool) -> None:
+    import msgspec
+    from rich.console import Console
+
+    from mesh.bench import plots, table
+
+    if json is not None:
+        text = msgspec.json.format(msgspec.json.encode(report.as_json())).decode() + "\n"
+        if str(json) == "-":
+            typer.echo(text, nl=False)
+        else:
+            json.write_text(text)
+            typer.echo(f"written: {json}", err=True)
+    if markdown:
+        typer.echo(table.markdown(report), nl=False)
+    elif json is None:
+        Console().print(table.rich_table(report), highlight=False)
+    if plot:
+        for drawing in plots.of(report):
+            Console(stderr=json is not None and str(json) == "-").print(drawing, highlight=False)
