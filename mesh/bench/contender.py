@@ -66,7 +66,7 @@ class HttpContender:
 class OpenVinoContender:
     """OpenVINO GenAI's continuous batching, in a process of its own environment."""
 
-    name = f"OpenVINO GenAI {OPENVINO.requirement.partition('==')[2]}"
+    name = "OpenVINO GenAI"
 
     def __init__(self, process: asyncio.subprocess.Process, log: Path) -> None:
         self._process = process

@@ -75,11 +75,24 @@ def measure(plan: GatewayPlan, command: str) -> Report:
         state = mesh.state
         ours = Side(state.http_urls, RoleClock(state.processes).read, plan.slice_s, [])
         uvloop.run(_measure(plan, state.model, ours, theirs))
-        ran_on = mesh.facts() | {"prefill tokens/s": PREFILL_TOKENS_PER_S, "streams": plan.streams} | machine.software()
+        ran_on = (
+            mesh.facts()
+            | {
+                "prefill tokens/s": PREFILL_TOKENS_PER_S,
+                "streams": plan.streams,
+                "slices": f"{plan.pairs} of {plan.slice_s:g} s, medians",
+            }
+            | _peer_fact(theirs)
+            | machine.software()
+        )
     rows = [*throughput(plan, ours), *costs(plan, ours), *beside(ours, theirs, reason)]
     return Report(
         bench="gateway", date=machine.now(), machine=before, command=command, ran_on=ran_on, rows=rows
     )  # fmt: skip
+
+
+def _peer_fact(theirs: Side | None) -> dict[str, str]:
+    return {} if theirs is None else {vllm_peer.NAME: vllm_peer.VERSION}
 
 
 @contextmanager
@@ -131,13 +144,13 @@ def throughput(plan: GatewayPlan, ours: Side) -> Iterator[Row]:
     """Requests and tokens a second, and errors."""
     short, long = ours.of_length(plan.short_tokens), ours.of_length(plan.long_tokens)
     yield Row(
-        metric=f"requests of {plan.short_tokens} streamed tokens, median of {len(short)}",
+        metric=f"requests of {plan.short_tokens} streamed tokens",
         value=median(each.requests_per_s for each in short),
         unit="1/s",
         goal=Goal(">=", LEAST_REQUESTS_PER_S),
     )
     yield Row(
-        metric=f"output of {plan.long_tokens}-token answers, median of {len(long)}",
+        metric=f"output of {plan.long_tokens}-token answers",
         value=median(each.tokens / each.wall_s for each in long),
         unit="tok/s",
     )
@@ -166,7 +179,7 @@ def beside(ours: Side, theirs: Side | None, reason: str) -> Iterator[Row]:
     """The promise: a streamed token costs our gateway less than it costs vLLM's API server."""
     if theirs is None and not reason:
         return
-    metric, mine = "gateway CPU per streamed token, median of pairs", ours.us_per_token("gateway")
+    metric, mine = "gateway CPU per token", ours.us_per_token("gateway")
     row = {"metric": metric, "value": median(mine), "unit": "µs", "peer": vllm_peer.NAME, "goal": Goal("<", of="peer")}
     if theirs is None:
         yield Row(**row, note=f"not compared: {reason}")  # type: ignore[arg-type]
@@ -174,7 +187,7 @@ def beside(ours: Side, theirs: Side | None, reason: str) -> Iterator[Row]:
     others = theirs.us_per_token(API_SERVER)
     yield Row(**row, peer_value=median(others), pair_ratio=ratio_of_pairs(mine, others))  # type: ignore[arg-type]
     yield Row(
-        metric="CPU per request beside its tokens, all pairs",
+        metric="gateway CPU per request",
         value=1e3 * split(ours.slices, "gateway")[0],
         unit="ms",
         peer=vllm_peer.NAME,

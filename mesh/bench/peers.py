@@ -163,5 +163,8 @@ def not_measured(missing: dict[str, str]) -> Iterator[Row]:
 
 
 def _peers_facts(results: Results) -> dict[str, Any]:
-    precisions = {vllm_peer.NAME: "bf16", OpenVinoContender.name: "the GGUF as it loads it"}
-    return {name: precisions[name] for name in results if name in precisions}
+    known = {
+        vllm_peer.NAME: f"{vllm_peer.VERSION} in bf16",
+        OpenVinoContender.name: f"{OPENVINO.requirement.partition('==')[2]} as it loads the GGUF",
+    }
+    return {name: known[name] for name in results if name in known}

