@@ -122,7 +122,8 @@ class Reader:
             return "away"
         self._known.discard(wanted.keys[found:])
         self._known.add(wanted.keys[:found])
-        room = self._room() - len(parents)
+        others = len(self._flights) - len(wanted.keys)
+        room = self._room() - len(parents) - others
         if found < least or room < least:
             return "miss" if found < least else "full"
         count = min(found, room)

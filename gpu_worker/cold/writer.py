@@ -82,7 +82,8 @@ class Writer:
 
     def _next(self) -> tuple[bytes, list[bytes]]:
         """The queue's first blocks, all of one namespace."""
-        namespace, keys = self._queue[0][0], []
+        namespace = self._queue[0][0]
+        keys: list[bytes] = []
         while self._queue and self._queue[0][0] == namespace and len(keys) < PUT_BLOCKS:
             keys.append(self._queue.popleft()[1])
         return namespace, keys

@@ -127,7 +127,7 @@ class _Port:
 
     def wait(self) -> None:
         """Until there is something to do: a command, or a block."""
-        wait([self._conn] if self.bulk is None else [self._conn, self.bulk])
+        wait([self._conn] if self.bulk is None else [self._conn, self.bulk.fileno()])
 
     def pending(self) -> bool:
         return self._conn.poll()

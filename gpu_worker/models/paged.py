@@ -88,7 +88,7 @@ class PagedKv:
 
     def read_block(self, block: int) -> memoryview:
         """A block's bytes: on a CPU the pool's own memory, else a copy. Implements engine.transfer.BlockStore."""
-        return memoryview(self._bytes[block].cpu().numpy())
+        return self._bytes[block].cpu().numpy().data
 
     def write_block(self, block: int, payload: bytes | bytearray | memoryview) -> None:
         """Replace a block by `payload` of block_bytes."""
