@@ -7,5 +7,5 @@ import os
 
 # Read when grpc is first imported, so it stands where every service passes before that. With these experiments of its
 # core's, messages are handed through four threads more; without them, the thread that waits for events reads the
-# sockets too. A streamed token costs a gateway 25 us in grpc.aio instead of 40, a served request 5 % less (grpcio 1.85).
+# sockets too. With grpcio 1.85 a streamed token costs a gateway 25 us in grpc.aio instead of 40, and a server 5 % less.
 os.environ.setdefault("GRPC_EXPERIMENTS", "-event_engine_client,-event_engine_listener")
