@@ -23,10 +23,10 @@ class ColdLimits:
     """What a user may set of it."""
 
     least_blocks: int = 4  # fewer missing blocks are not worth asking for
-    match_s: float = 0.1
+    match_s: float = 0.2
     stall_s: float = 0.25  # silence that ends a fetch
     share: float = 0.5  # of the time that recomputing would take
-    most_s: float = 1.0  # for a fetch whose alternative is not known
+    most_s: float = 2.0  # for a fetch whose alternative is not known
 
 
 @dataclass(slots=True)
