@@ -19,6 +19,7 @@ from mesh.bench.progress import Bar, bar
 from mesh.bench.report import CannotMeasure, Report, Row
 
 GRPC = "grpc://"
+MOST_REQUESTS = 1_000_000  # where nobody says how many
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,7 +99,7 @@ async def _measured(plan: LoadPlan, targets: Sequence[Target], asks: Iterator[As
     generator = Generator(targets, shown.advance, lambda: shown.cpu_s)
     if plan.trace is not None or plan.rate is not None:
         return await generator.open(asks, most_in_flight=plan.max_in_flight)
-    requests = plan.requests if plan.requests is not None else 1_000_000
+    requests = plan.requests or MOST_REQUESTS
     return await generator.closed(asks, streams=plan.streams, requests=requests, duration_s=plan.duration_s)
 
 
@@ -108,8 +109,7 @@ def _asks(plan: LoadPlan) -> tuple[Iterator[Ask], list[Row]]:
     if plan.trace is None:
         if plan.rate is None:
             return shape, []
-        arrivals = prompts.poisson(shape, plan.rate, plan.duration_s or 30.0, plan.seed)
-        return itertools.islice(arrivals, plan.requests), []
+        return _bounded(plan, prompts.poisson(shape, plan.rate, plan.seed)), []
     recorded = traces.read(plan.trace, plan.limit)
     cut = sum(row.input_tokens > plan.input_cap for row in recorded) if plan.input_cap is not None else 0
     spread = traces.spread(recorded, plan.seed)
@@ -117,7 +117,15 @@ def _asks(plan: LoadPlan) -> tuple[Iterator[Ask], list[Row]]:
     told = [Row(metric="requests of the trace", value=len(recorded), unit="requests")]
     if cut:
         told.append(Row(metric="of them, prompts cut by --input-cap", value=cut, unit="requests"))
-    return asks, told
+    return _bounded(plan, asks), told
+
+
+def _bounded(plan: LoadPlan, asks: Iterator[Ask]) -> Iterator[Ask]:
+    """As many as are wanted, and those that are due in the time that is."""
+    if plan.duration_s is not None:
+        until_s = plan.duration_s
+        asks = itertools.takewhile(lambda ask: ask.at_s < until_s, asks)
+    return itertools.islice(asks, plan.requests or MOST_REQUESTS)
 
 
 async def _warm_up(plan: LoadPlan, targets: Sequence[Target]) -> None:

@@ -52,7 +52,7 @@ class PeerVenv:
         self.folder.mkdir(parents=True, exist_ok=True)
         with bar(f"installing {self.requirement}", None) as shown:
             self._run(shown, [sys.executable, "-m", "venv", str(self.folder)])
-            self.pip(shown, "install", "--progress-bar=off", "--only-binary=:all:", "--no-compile", self.requirement)
+            self.pip(shown, "install", "--progress-bar=off", "--no-compile", self.requirement)
 
     def pip(self, shown: Bar, *arguments: str) -> None:
         options = ("--disable-pip-version-check", "--no-input")

@@ -5,6 +5,7 @@ So a prompt of 256 words is 256 tokens, give or take what a chat template adds; 
 
 import random
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from functools import lru_cache
 
 from mesh.bench.answer import Ask
@@ -68,11 +69,10 @@ def endless(input_words: int, output_tokens: int, seed: int) -> Iterator[Ask]:
         yield Ask(prompt=text(input_words, rng), output_tokens=output_tokens)
 
 
-def poisson(asks: Iterator[Ask], rate: float, seconds: float, seed: int) -> Iterator[Ask]:
-    """`asks` as they arrive in a Poisson process of `rate` a second, until `seconds` are over."""
+def poisson(asks: Iterator[Ask], rate: float, seed: int) -> Iterator[Ask]:
+    """`asks` as they arrive in a Poisson process of `rate` a second."""
     rng = random.Random(seed)
-    at_s = rng.expovariate(rate)
-    while at_s < seconds:
-        ask = next(asks)
-        yield Ask(prompt=ask.prompt, output_tokens=ask.output_tokens, at_s=at_s)
+    at_s = 0.0
+    for ask in asks:
         at_s += rng.expovariate(rate)
+        yield replace(ask, at_s=at_s)

@@ -34,7 +34,9 @@ Api = Annotated[Literal["chat", "completions"], typer.Option(help="Which endpoin
 Streams = Annotated[int, typer.Option(min=1, max=4096, help="Closed loop: requests at a time.")]
 Rate = Annotated[float | None, typer.Option(min=0.001, help="Open loop: requests a second, Poisson.")]
 Requests = Annotated[int | None, typer.Option(min=1, help="Most requests.")]
-Duration = Annotated[float | None, typer.Option(min=0.1, help="Seconds in which requests begin. [default: 30]")]
+Duration = Annotated[
+    float | None, typer.Option(min=0.1, help="Seconds in which requests begin. [default: 30 without --requests]")
+]
 Warmup = Annotated[int | None, typer.Option(min=0, help="Requests before. [default: as streams, at most 8]")]
 InputTokens = Annotated[int, typer.Option(min=1, help="Words of a prompt, of one token each.")]
 OutputTokens = Annotated[int, typer.Option(min=1, help="Tokens of an answer.")]
@@ -94,7 +96,7 @@ def load(
             streams=streams,
             rate=rate,
             requests=requests,
-            duration_s=duration_s if duration_s is not None or requests is not None else 30.0,
+            duration_s=30.0 if duration_s is None and requests is None and trace is None else duration_s,
             warmup=warmup,
             input_tokens=input_tokens,
             output_tokens=output_tokens,

@@ -78,6 +78,12 @@ def test_an_open_loop_sends_on_time_and_says_how_late_it_was(plan, server):
     assert len(server.connections) > 4
 
 
+def test_an_open_loop_is_bounded_by_requests_or_by_time(plan, server):
+    assert values(measure(plan(rate=200.0, requests=5, duration_s=None), ""))["whole answers"] == 5
+    measure(plan(rate=100.0, requests=1000, duration_s=0.2), "")
+    assert 5 < len(server.bodies) < 60
+
+
 def test_what_an_open_loop_could_not_send_is_an_error(plan):
     found = values(measure(plan(rate=100.0, requests=10, duration_s=5.0, model="slow", max_in_flight=1), ""))
     assert found["errors: not sent"] > 0
