@@ -25,7 +25,9 @@ HEADER = struct.Struct(f"<B{KEY_BYTES}sI")  # kind, key, payload bytes
 NO_KEY = bytes(KEY_BYTES)
 # Between two steps blocks take so much of the last step's time, and at least the floor: a step is never held up long.
 STEP_SHARE = 0.25
-FLOOR_S, IDLE_S = 0.002, 0.02
+FLOOR_S = 0.002
+# With nothing to step for it may be longer, and the next block is waited for: a report for each costs the worker more.
+IDLE_S, LINGER_S = 0.01, 0.002
 
 
 class Kind(IntEnum):
@@ -59,8 +61,8 @@ class BulkPort:
     def fileno(self) -> int:
         return self._end.fileno()
 
-    def pending(self) -> bool:
-        return bool(self._poll.poll(0))
+    def pending(self, within_s: float = 0.0) -> bool:
+        return bool(self._poll.poll(within_s * 1000))
 
     def receive(self) -> Frame:
         self._fill(memoryview(self._header))
@@ -83,10 +85,14 @@ class BulkPort:
             view = view[count:]
 
 
-def carry(transfer: Transfer, port: BulkPort, within_s: float) -> None:
-    """Answer what has arrived, for some `within_s` seconds; the rest waits for the next gap between steps."""
+def carry(transfer: Transfer, port: BulkPort, within_s: float, linger_s: float = 0.0) -> None:
+    """Answer what has arrived, for some `within_s` seconds; the rest waits for the next gap between steps.
+
+    `linger_s` is how long to wait for each frame but the first.
+    """
     until = time.monotonic() + within_s
-    while port.pending() and time.monotonic() < until:
+    waiting = port.pending()
+    while waiting:
         frame = port.receive()
         match frame.kind:
             case Kind.LOAD:
@@ -97,3 +103,4 @@ def carry(transfer: Transfer, port: BulkPort, within_s: float) -> None:
             case Kind.TOUCH:
                 keys = bytes(frame.payload)
                 transfer.touch([keys[at : at + KEY_BYTES] for at in range(0, len(keys), KEY_BYTES)])
+        waiting = time.monotonic() < until and port.pending(linger_s)

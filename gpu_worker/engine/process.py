@@ -12,7 +12,7 @@ from multiprocessing.connection import Connection, wait
 
 from gpu_worker.engine.api import Engine
 from gpu_worker.engine.build import build_engine, warm_up
-from gpu_worker.engine.bulk import FLOOR_S, IDLE_S, STEP_SHARE, BulkPort, carry
+from gpu_worker.engine.bulk import FLOOR_S, IDLE_S, LINGER_S, STEP_SHARE, BulkPort, carry
 from gpu_worker.engine.config import EngineConfig
 from gpu_worker.engine.messages import (
     Abort,
@@ -82,20 +82,20 @@ def serve(engine: Engine, port: "_Port") -> None:
 
     A step follows every command, work or not: the report tells the worker what an abort has freed.
     """
-    bulk_s = FLOOR_S
+    bulk_s, linger_s = FLOOR_S, 0.0
     while True:
         if not engine.has_work():
             port.wait()
-            bulk_s = IDLE_S
+            bulk_s, linger_s = IDLE_S, LINGER_S
         while port.pending():
             command = port.receive()
             if isinstance(command, Shutdown):
                 return
             obey(engine, command, port)
         if port.bulk is not None:
-            carry(engine.transfer, port.bulk, bulk_s)
+            carry(engine.transfer, port.bulk, bulk_s, linger_s)
         result = engine.step()
-        bulk_s = max(FLOOR_S, STEP_SHARE * result.duration_ms / 1000)
+        bulk_s, linger_s = max(FLOOR_S, STEP_SHARE * result.duration_ms / 1000), 0.0
         port.send(StepDone(result))
 
 
