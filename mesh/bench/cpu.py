@@ -4,14 +4,12 @@ from collections.abc import Iterable
 
 import psutil
 
+from mesh.bench.report import CannotMeasure
 from mesh.cli.state import ProcessState
-
-# What a role's row says, by the state file's role; a worker's child that runs steps is the engine.
-ROLES = ("gateway", "scheduler", "worker", "engine", "cache", "redis")
 
 
 class RoleClock:
-    """Reads the CPU time of a mesh's processes. Made when the mesh is ready; restarts in between are an error."""
+    """Reads the CPU time of a mesh's processes, made when the mesh is ready. A worker's child is the engine."""
 
     def __init__(self, processes: Iterable[ProcessState]) -> None:
         self._by_role: dict[str, list[psutil.Process]] = {}
@@ -25,13 +23,16 @@ class RoleClock:
                 self._by_role.setdefault("engine" if role == "worker" else role, []).append(child)
 
     def read(self) -> dict[str, float]:
-        """Seconds since each process began, summed by role. Raises psutil.NoSuchProcess if one has ended."""
+        """Seconds since each process began, summed by role. Raises CannotMeasure if one has ended."""
         return {role: sum(map(seconds, processes)) for role, processes in self._by_role.items()}
 
 
 def seconds(process: psutil.Process) -> float:
-    """User and system time of one process, without its children."""
-    times = process.cpu_times()
+    """User and system time of one process, without its children. Raises CannotMeasure if it has ended."""
+    try:
+        times = process.cpu_times()
+    except psutil.NoSuchProcess:
+        raise CannotMeasure(f"process {process.pid} ended while it was measured") from None
     return times.user + times.system
 
 
