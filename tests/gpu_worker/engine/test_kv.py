@@ -54,6 +54,12 @@ class PoolMachine(RuleBasedStateMachine):
         blocks = data.draw(st.sampled_from([blocks for blocks in self.held if blocks]))
         self.pool.disown(blocks)
 
+    @rule(numbers=st.lists(st.integers(0, 8), max_size=4, unique=True))
+    def touch(self, numbers):
+        before = self.pool.keys()
+        self.pool.touch([key(number) for number in numbers])
+        assert self.pool.keys() == before
+
     @rule()
     def report(self):
         stored, evicted = self.pool.take_changes()
