@@ -87,8 +87,13 @@ class Ledger:
 
     def pending(self, worker_id: str) -> Pending:
         """What was granted and not yet reported."""
-        new = [c for c in self._charges.get(worker_id, {}).values() if not c.reported]
-        return Pending(sum(c.prefill_tokens for c in new), sum(c.blocks for c in new), sum(c.sequences for c in new))
+        prefill_tokens, blocks, sequences = 0.0, 0, 0
+        for charge in self._charges.get(worker_id, {}).values():
+            if not charge.reported:
+                prefill_tokens += charge.prefill_tokens
+                blocks += charge.blocks
+                sequences += charge.sequences
+        return Pending(prefill_tokens, blocks, sequences)
 
     def cost_of(self, worker_id: str) -> float:
         """Token-equivalents granted to the worker and not ended."""

@@ -1,7 +1,8 @@
 """The scheduler's Prometheus metrics: shoal_scheduler_*."""
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client import CollectorRegistry, Counter, Gauge
 
+from mesh.histogram import LoopHistogram
 from mesh.telemetry import milliseconds
 from scheduler.breaker import State as BreakerState
 from scheduler.dispatcher import Dispatcher
@@ -15,12 +16,8 @@ class Metrics:
     """Counts effects as they pass; gauges are set by `observe`, on the loop that owns the state."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
-        self._wait = Histogram(
-            PREFIX + "queue_wait_seconds",
-            "Time in queues until a grant.",
-            ["queue_class"],
-            buckets=milliseconds(),
-            registry=registry,
+        self._wait = LoopHistogram(
+            PREFIX + "queue_wait_seconds", "Time in queues until a grant.", ["queue_class"], milliseconds(), registry
         )
         self._grants = Counter(PREFIX + "grants", "Grants by why that worker.", ["reason"], registry=registry)
         self._requeues = Counter(PREFIX + "requeues", "Requests queued again, by cause.", ["cause"], registry=registry)

@@ -16,7 +16,7 @@ from mesh.server import InFlight
 from scheduler.bounds import uint32
 from scheduler.dispatcher import Dispatcher
 from scheduler.effects import Disconnected, Effect, Ended, Granted, SnapshotOrdered, Voted
-from scheduler.leases import Failed
+from scheduler.leases import Failed, Finished
 from scheduler.mailbox import Mailbox, beside
 from scheduler.metrics import Metrics
 from scheduler.translate import event_of, grant_of, hello_of, load_of, queue_state_of, unclaimed_of, without_lists
@@ -142,6 +142,8 @@ class SchedulerService(rpc.SchedulerServiceServicer):
                 if event is not None:
                     self._carry_out(self._dispatcher.handle(lease_id, event, self._clock()))
                     self._wake_watchers()
+                if isinstance(event, Finished):
+                    break  # the last word: a look for another one would only be cancelled
         except ShoalError as error:
             mailbox.end(error)
         finally:
@@ -250,6 +252,8 @@ async def _wait(event: asyncio.Event, most_s: float) -> None:
 
 def annotate(span: trace.Span, granted: Granted) -> None:
     """Explain the wait and the choice on the RPC's own span."""
+    if not span.is_recording():
+        return
     span.set_attributes(
         {
             "shoal.queue_class": granted.queue_class,
