@@ -110,7 +110,7 @@ def _tell_simulated() -> None:
     from rich.console import Console
 
     notice = "SIMULATED: workers compute nothing. Times follow a model (SHOAL_WORKER_SIMULATED_*); words are random."
-    Console().print(notice, style="yellow", highlight=False)
+    Console().print(notice, style="yellow", highlight=False, soft_wrap=True)
 
 
 def _ensure_certificates(make: bool) -> None:
