@@ -1,4 +1,8 @@
-"""A whole mesh as real processes with the real model, in a home folder of its own, for tests to use and to hurt."""
+"""A whole mesh as real processes, in a home folder of its own, for tests to use and to hurt.
+
+With the real model where its arithmetic counts; else with the simulated engine, which starts sooner and leaves the
+machine to the rest: its text depends on the seed alone, so a token lost or doubled on the way is seen.
+"""
 
 import itertools
 import os
@@ -8,13 +12,18 @@ import subprocess
 import sys
 import time
 from collections.abc import Awaitable, Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
+import grpc
 import httpx
 import msgspec
 import psutil
 import pytest
+from opentelemetry.proto.collector.trace.v1 import trace_service_pb2, trace_service_pb2_grpc
+from opentelemetry.proto.trace.v1 import trace_pb2
 
 from mesh import models
 from mesh.cli.plan import MeshPlan
@@ -76,6 +85,13 @@ class Mesh:
 
     async def load(self) -> scheduler_pb2.MeshLoad | None:
         return await mesh_load(self.state)
+
+    async def busy(self) -> list[str]:
+        """Names of the worker processes that run something now, as the scheduler has heard."""
+        load = await self.load()
+        workers = load.workers if load is not None else ()
+        ports = {int(w.hello.address.rpartition(":")[2]) for w in workers if w.load.running_sequences}
+        return [p.name for p in self.state.processes if p.role == "worker" and p.ports["grpc"] in ports]
 
     async def is_idle(self) -> bool:
         """Nothing runs or waits anywhere, and no block is in use."""
@@ -146,10 +162,40 @@ def model() -> str:
     return models.DEFAULT_MODEL
 
 
+class Collector(trace_service_pb2_grpc.TraceServiceServicer):
+    """A real OTLP/gRPC receiver that keeps what it hears: the service's name with each span."""
+
+    def __init__(self) -> None:
+        self.spans: list[tuple[str, trace_pb2.Span]] = []
+
+    def Export(self, request: Any, context: Any) -> trace_service_pb2.ExportTraceServiceResponse:
+        for resource in request.resource_spans:
+            names = {attribute.key: attribute.value.string_value for attribute in resource.resource.attributes}
+            for scope in resource.scope_spans:
+                self.spans += [(names["service.name"], span) for span in scope.spans]
+        return trace_service_pb2.ExportTraceServiceResponse()
+
+    def of(self, trace_id: bytes) -> list[tuple[str, trace_pb2.Span]]:
+        return [(service, span) for service, span in self.spans if span.trace_id == trace_id]
+
+
 @pytest.fixture(scope="session")
-def mesh(model: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mesh]:
-    """One gateway, one scheduler, one worker, for tests that break nothing."""
-    with running(tmp_path_factory.mktemp("mesh"), MeshPlan(model=model), {}) as mesh:
+def collector() -> Iterator[tuple[Collector, int]]:
+    """Hears the spans of `mesh`; with its port."""
+    received = Collector()
+    server = grpc.server(ThreadPoolExecutor(1))
+    trace_service_pb2_grpc.add_TraceServiceServicer_to_server(received, server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+    yield received, port
+    server.stop(None).wait()
+
+
+@pytest.fixture(scope="session")
+def mesh(model: str, collector: tuple[Collector, int], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mesh]:
+    """One gateway, one scheduler, one worker with the real model, traced, for tests that break nothing."""
+    env = {"SHOAL_OTLP_ENDPOINT": f"http://127.0.0.1:{collector[1]}"}
+    with running(tmp_path_factory.mktemp("mesh"), MeshPlan(model=model), env) as mesh:
         yield mesh
 
 
