@@ -21,17 +21,23 @@ from mesh.cli.state import MeshState
 pytestmark = pytest.mark.e2e
 
 
-@pytest.mark.timeout(240)
-def test_up_detached_then_status_then_down_leaves_no_process(model: str, tmp_path: Path) -> None:
+@pytest.fixture
+def home(model: str, tmp_path: Path) -> Path:
+    """A home folder of the user's that has the model. Engines are simulated: what they compute is not looked at."""
     (tmp_path / "models").mkdir()
     (tmp_path / "models" / model).symlink_to(models.find(model).path)
-    env = os.environ | {"SHOAL_HOME": str(tmp_path), "SHOAL_MODLE": "x"}
+    return tmp_path
+
+
+@pytest.mark.timeout(240)
+def test_up_detached_then_status_then_down_leaves_no_process(home: Path) -> None:
+    env = os.environ | {"SHOAL_HOME": str(home), "SHOAL_MODLE": "x"}
 
     def shoal(*words: str) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, "-m", "mesh.cli.main", *words]
         return subprocess.run(command, env=env, capture_output=True, text=True, timeout=150)
 
-    up = shoal("up", "--detach", "--workers", "2")
+    up = shoal("up", "--detach", "--workers", "2", "--engine", "simulated")
     try:
         assert up.returncode == 0, up.stderr
         assert up.stdout.count("SHOAL_MODLE") == 1, up.stdout
@@ -53,9 +59,9 @@ def test_up_detached_then_status_then_down_leaves_no_process(model: str, tmp_pat
         assert shoal("up").returncode == 1, "a second mesh started in the same home"
         gateway = next(process["pid"] for process in mesh["processes"] if process["role"] == "gateway")
         os.kill(gateway, signal.SIGKILL)
-        wait_for(lambda: phase(tmp_path) == "degraded")
-        wait_for(lambda: phase(tmp_path) == "ready")
-        record = (tmp_path / "run" / "logs" / "supervisor.log").read_text()
+        wait_for(lambda: phase(home) == "degraded")
+        wait_for(lambda: phase(home) == "ready")
+        record = (home / "run" / "logs" / "supervisor.log").read_text()
         assert f"gateway-0 ended by SIGKILL (pid {gateway})" in record
     finally:
         down = shoal("down")
@@ -90,17 +96,13 @@ def valkey_is_ready(home: Path) -> bool:
 
 @pytest.mark.timeout(90)
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_while_starting_ends_up_and_leaves_no_process(
-    model: str, tmp_path: Path, number: signal.Signals
-) -> None:
-    (tmp_path / "models").mkdir()
-    (tmp_path / "models" / model).symlink_to(models.find(model).path)
-    env = os.environ | {"SHOAL_HOME": str(tmp_path)}
-    command = [sys.executable, "-m", "mesh.cli.main", "up"]
+def test_a_signal_while_starting_ends_up_and_leaves_no_process(home: Path, number: signal.Signals) -> None:
+    env = os.environ | {"SHOAL_HOME": str(home)}
+    command = [sys.executable, "-m", "mesh.cli.main", "up", "--engine", "simulated"]
     family: list[psutil.Process] = []
     up = subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     try:
-        wait_for(lambda: valkey_is_ready(tmp_path) or up.poll() is not None)
+        wait_for(lambda: valkey_is_ready(home) or up.poll() is not None)
         family = psutil.Process(up.pid).children(recursive=True)
         up.send_signal(number)
         said, _ = up.communicate(timeout=15)
@@ -115,19 +117,18 @@ def test_a_signal_while_starting_ends_up_and_leaves_no_process(
 
 
 @pytest.mark.timeout(150)
-def test_up_without_a_terminal_tells_each_readiness_before_what_to_try(model: str, tmp_path: Path) -> None:
-    (tmp_path / "models").mkdir()
-    (tmp_path / "models" / model).symlink_to(models.find(model).path)
-    env = os.environ | {"SHOAL_HOME": str(tmp_path)}
-    command = [sys.executable, "-m", "mesh.cli.main", "up"]
+def test_up_without_a_terminal_tells_each_readiness_before_what_to_try(home: Path) -> None:
+    env = os.environ | {"SHOAL_HOME": str(home)}
+    command = [sys.executable, "-m", "mesh.cli.main", "up", "--engine", "simulated"]
     up = subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     try:
-        wait_for(lambda: phase(tmp_path) == "ready" or up.poll() is not None, timeout_s=90)
+        wait_for(lambda: phase(home) == "ready" or up.poll() is not None, timeout_s=90)
         up.send_signal(signal.SIGINT)
         said, _ = up.communicate(timeout=45)
     finally:
         up.kill()
-    lines = said.splitlines()
+    notice, *lines = said.splitlines()
+    assert notice.startswith("SIMULATED")
     told = [line for line in lines if line != "cache-0 is ready"]  # nothing waits for that one
     names = ("valkey-0", "scheduler-0", "worker-0", "gateway-0")
     assert sorted(told[:4]) == sorted(f"{name} is ready" for name in names)
