@@ -12,101 +12,60 @@ import pytest
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(240)]
 Eventually = Callable[..., Awaitable[object]]
 STORY = "Write a long story about a shoal of fish that crosses the ocean."
+DRAWN = {"temperature": 0.8, "seed": 7, "ignore_eos": True, "max_tokens": 120}
+# An answer of 32 tokens takes two seconds, and two workers have room for eight.
+SIMULATED = {"SHOAL_WORKER_MAX_SEQUENCES": "4", "SHOAL_WORKER_SIMULATED_STEP_MS": "60"}
 
 
-def once(action: Callable[[], object], after_chars: int = 20) -> Callable[[Any], None]:
-    """A callback that acts when that much text has arrived, and only then."""
-    acted: list[bool] = []
-
-    def on_text(answer: Any) -> None:
-        if not acted and len(answer.text) >= after_chars:
-            acted.append(True)
-            action()
-
-    return on_text
+@pytest.fixture(scope="module")
+def real(start_shared_mesh: Callable[..., Any]) -> Any:
+    """Two workers with the real model. One that is to stop has no time to end an answer: it hands it on."""
+    return start_shared_mesh({"SHOAL_WORKER_DRAIN_S": "1.5", "SHOAL_WORKER_PARK_S": "1"}, workers=2)
 
 
-async def test_killing_the_only_worker_ends_the_stream_with_an_error_and_done_within_three_seconds(
-    start_mesh: Callable[..., Any], chat: Callable[..., Any]
+@pytest.fixture(scope="module")
+def simulated(start_shared_mesh: Callable[..., Any]) -> Any:
+    """Two simulated workers: for what does not depend on what they compute."""
+    return start_shared_mesh(SIMULATED, engine="simulated", workers=2)
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+async def test_a_worker_that_goes_in_mid_stream_leaves_the_text_unchanged(
+    number: signal.Signals, real: Any, chat: Callable[..., Any], eventually: Eventually
 ) -> None:
-    mesh = await asyncio.to_thread(start_mesh, restart=False)
-    killed_at = 0.0
-
-    def kill() -> None:
-        nonlocal killed_at
-        mesh.kill("worker-0")
-        killed_at = time.monotonic()
-
-    answer = await chat(mesh, STORY, max_tokens=2000, ignore_eos=True, on_text=once(kill))
-    assert killed_at, "the answer ended before the kill"
-    assert answer.error is not None
-    assert answer.error["message"]
-    assert answer.done
-    assert answer.last_byte_at - killed_at < 3.0
-    body = {"model": mesh.plan.model, "prompt": "x", "stream": True}
-    async with httpx.AsyncClient(timeout=30) as client:
-        refused = await client.post(f"{mesh.url}/v1/completions", json=body)
-    assert refused.status_code in (502, 503), "before the first token the status itself must tell"
-    assert int(refused.headers["retry-after"]) >= 1
-
-
-async def test_with_two_workers_a_kill_in_mid_stream_leaves_the_text_unchanged(
-    start_mesh: Callable[..., Any], chat: Callable[..., Any], eventually: Eventually
-) -> None:
-    mesh = await asyncio.to_thread(start_mesh, workers=2, restart=False)
-    body = {"temperature": 0.8, "seed": 7, "ignore_eos": True, "max_tokens": 120}
-    undisturbed = await chat(mesh, STORY, **body)
+    await eventually(real.is_ready, timeout_s=60)  # whom another test hurt may still be starting
+    undisturbed = await chat(real, STORY, **DRAWN)
     assert undisturbed.finish == "length"
-
-    def kill_busy_worker() -> None:
-        # The load report names the worker that runs it; asked in a thread of its own, the stream goes on meanwhile.
-        asyncio.get_running_loop().run_in_executor(None, lambda: mesh.kill(busy_worker(mesh)))
-
-    disturbed = await chat(mesh, STORY, on_text=once(kill_busy_worker), **body)
-    assert disturbed.error is None
-    assert disturbed.done
+    under_way = asyncio.Event()
+    async with asyncio.TaskGroup() as group:
+        answer = group.create_task(chat(real, STORY, on_text=lambda _: under_way.set(), **DRAWN))
+        await under_way.wait()
+        [name] = await eventually(real.busy, timeout_s=5)  # type: ignore[misc]
+        assert not answer.done(), "the answer ended too soon"
+        real.signal(name, number)
+    disturbed = answer.result()
+    assert (disturbed.error, disturbed.done) == (None, True)
     assert disturbed.text == undisturbed.text
     assert disturbed.usage["completion_tokens"] == undisturbed.usage["completion_tokens"]
-    assert sum(process.pid is None for process in mesh.state.processes if process.role == "worker") == 1
-    await eventually(mesh.is_idle)
-
-
-def busy_worker(mesh: Any) -> str:
-    """Name of the worker process that runs something now."""
-    deadline = time.monotonic() + 5
-    while time.monotonic() < deadline:
-        load = asyncio.run(mesh.load())
-        for worker in load.workers if load is not None else ():
-            if worker.load.running_sequences:
-                port = int(worker.hello.address.rpartition(":")[2])
-                return next(p.name for p in mesh.state.processes if p.role == "worker" and p.ports["grpc"] == port)
-    raise AssertionError("no worker was busy")
+    await eventually(real.is_idle)
 
 
 async def test_killing_the_scheduler_leaves_running_streams_alone_and_queued_ones_go_on_when_it_is_back(
-    start_mesh: Callable[..., Any], chat: Callable[..., Any], eventually: Eventually
+    simulated: Any, chat: Callable[..., Any], eventually: Eventually
 ) -> None:
-    mesh = await asyncio.to_thread(start_mesh, {"SHOAL_WORKER_MAX_SEQUENCES": "2"})
-    killed = asyncio.Event()
-
-    def kill() -> None:
-        mesh.kill("scheduler-0")
-        killed.set()
-
+    scheduler = simulated.process("scheduler-0")
     async with asyncio.TaskGroup() as group:
-        running = [group.create_task(chat(mesh, STORY, max_tokens=150, ignore_eos=True)) for _ in range(2)]
-        await eventually(lambda: _running(mesh, 2))
-        queued = [group.create_task(chat(mesh, f"{STORY} {n}", max_tokens=8)) for n in range(8)]
-        # Four may wait in the worker (the look-ahead); the others wait in the scheduler that is about to die.
-        await eventually(lambda: _queued(mesh, 2))
-        kill()
-    for task in [*running, *queued]:
-        answer = task.result()
-        assert answer.error is None
-        assert answer.finish in ("length", "stop")
-        assert answer.done
-    assert mesh.process("scheduler-0").restarts == 1
-    await eventually(mesh.is_idle)
+        streams = [group.create_task(chat(simulated, STORY, max_tokens=100, ignore_eos=True)) for _ in range(8)]
+        await eventually(lambda: _running(simulated, 8))
+        streams += [group.create_task(chat(simulated, STORY, max_tokens=8, ignore_eos=True)) for _ in range(16)]
+        # Some may wait in the workers (the look-ahead); the others wait in the scheduler that is about to die.
+        await eventually(lambda: _queued(simulated, 2))
+        simulated.kill("scheduler-0")
+    for stream in streams:
+        answer = stream.result()
+        assert (answer.error, answer.finish, answer.done) == (None, "length", True)
+    await eventually(_is_back(simulated, scheduler), timeout_s=60)
+    await eventually(simulated.is_idle)
 
 
 async def _running(mesh: Any, least: int) -> bool:
@@ -120,28 +79,35 @@ async def _queued(mesh: Any, least: int) -> bool:
 
 
 async def test_sigterm_to_each_service_in_turn_under_load_loses_nothing(
-    start_mesh: Callable[..., Any], chat: Callable[..., Any], eventually: Eventually
+    simulated: Any, chat: Callable[..., Any], eventually: Eventually
 ) -> None:
-    """Twenty streams, running and queued, then SIGTERM: all end whole, and the service comes back."""
-    mesh = await asyncio.to_thread(start_mesh, workers=2)
+    """Twenty streams, running and queued, then SIGTERM: all end as they would have, and the service comes back."""
+    asked = [{"seed": seed, "max_tokens": 32, "ignore_eos": True} for seed in range(20)]
+    undisturbed = [answer.text for answer in await asyncio.gather(*(chat(simulated, STORY, **body) for body in asked))]
+    assert len(set(undisturbed)) == len(asked)
     for service in ("scheduler-0", "worker-0", "gateway-0"):
-        pid = mesh.process(service).pid
+        former = simulated.process(service)
         async with asyncio.TaskGroup() as group:
-            streams = [group.create_task(chat(mesh, f"{STORY} {n}", max_tokens=32, ignore_eos=True)) for n in range(20)]
-            await eventually(lambda: _running(mesh, 4))
-            await asyncio.to_thread(mesh.signal, service, signal.SIGTERM)
-        for stream in streams:
+            streams = [group.create_task(chat(simulated, STORY, **body)) for body in asked]
+            await eventually(lambda: _running(simulated, 4))
+            simulated.signal(service, signal.SIGTERM)
+        for stream, text in zip(streams, undisturbed, strict=True):
             answer = stream.result()
             assert answer.error is None, service
-            assert (answer.finish, answer.done) == ("length", True)
+            assert (answer.finish, answer.done, answer.text) == ("length", True, text)
             assert answer.usage["completion_tokens"] == 32
-        await eventually(_is_back(mesh, service, pid), timeout_s=60)
-        assert mesh.process(service).restarts == 1
-        await eventually(mesh.is_idle)
+        await eventually(_is_back(simulated, former), timeout_s=60)
+        await eventually(simulated.is_idle)
 
 
-def _is_back(mesh: Any, service: str, former_pid: int) -> Callable[[], bool]:
-    return lambda: mesh.process(service).pid not in (former_pid, None) and mesh.is_ready()
+def _is_back(mesh: Any, former: Any) -> Callable[[], bool]:
+    """Whether the process runs anew, started once since `former` was its state."""
+
+    def is_back() -> bool:
+        now = mesh.process(former.name)
+        return now.pid not in (former.pid, None) and now.restarts == former.restarts + 1 and mesh.is_ready()
+
+    return is_back
 
 
 @pytest.mark.parametrize("streamed", [True, False])
