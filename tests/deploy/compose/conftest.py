@@ -105,7 +105,6 @@ class Stack:
             "HTTP_PORTS": f"{first}-{first + 9}",
             "GRPC_PORTS": f"{first + 10}-{first + 19}",
             "PROMETHEUS_PORT": str(first + 20),
-            "STOP_GRACE": "25s",
             "HEALTH_INTERVAL": "2s",
             "IMAGE_TAG": "test",
         }
@@ -249,3 +248,15 @@ def mesh(stack: Stack) -> Mesh:
     for worker in stack.containers("gpu_worker"):
         docker("update", "--cpus", str(os.cpu_count()), worker.id)
     return Mesh(stack, tuple(watch.sights))
+
+
+@pytest.fixture(autouse=True)
+def _start_again(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Whatever a test stopped runs again, and well, before the next one begins."""
+    yield
+    if "mesh" not in request.fixturenames:
+        return
+    stack = request.getfixturevalue("mesh").stack
+    for container in stack.containers(*REPLICAS):
+        container.start()
+    wait_well(stack)
