@@ -28,7 +28,7 @@ pytestmark = pytest.mark.asyncio(loop_scope="session")
 async def test_a_drain_lets_answers_end_parks_the_rest_and_takes_nothing_new(
     own_worker: Any, ready: Any, eventually: Any
 ) -> None:
-    async with own_worker(drain_s=3, park_s=2) as rig:
+    async with own_worker(kind="simulated", drain_s=3, park_s=2) as rig:
         await ready(rig)
         endless = types_pb2.SamplingParams(temperature=0, max_tokens=8000)
         long = asyncio.ensure_future(_collect(rig.stub.Generate(rig.request(sampling=endless), timeout=60)))
@@ -110,7 +110,7 @@ async def test_a_process_tells_its_ports_answers_and_exits_with_zero_on_sigterm(
 
 
 async def test_a_process_whose_engine_is_killed_exits_with_an_error(tiny_model: Path) -> None:
-    async with _process(tiny_model) as worker:
+    async with _process(tiny_model, KIND="simulated") as worker:
         await _logged(worker, "ready")
         [engine] = [
             child for child in psutil.Process(worker.pid).children() if "spawn_main" in " ".join(child.cmdline())
@@ -122,7 +122,7 @@ async def test_a_process_whose_engine_is_killed_exits_with_an_error(tiny_model: 
 
 
 async def test_a_process_that_is_killed_leaves_no_engine_behind(tiny_model: Path, eventually: Any) -> None:
-    async with _process(tiny_model) as worker:
+    async with _process(tiny_model, KIND="simulated") as worker:
         await _logged(worker, "ready")
         children = psutil.Process(worker.pid).children(recursive=True)
         worker.kill()

@@ -102,7 +102,7 @@ async def test_a_stopped_engine_stays_unready_although_its_clients_have_gone(rig
 
 
 async def test_a_killed_engine_ends_every_stream_at_once_without_a_cause(own_worker: Any, ready: Any) -> None:
-    async with own_worker() as rig:
+    async with own_worker(kind="simulated") as rig:
         await ready(rig)
         calls = [rig.stub.Generate(rig.request(sampling=LONG), timeout=60) for _ in range(3)]
         for call in calls:
@@ -117,7 +117,7 @@ async def test_a_killed_engine_ends_every_stream_at_once_without_a_cause(own_wor
 
 
 async def test_an_engine_that_stays_stopped_is_given_up(own_worker: Any, ready: Any) -> None:
-    async with own_worker(overdue_s=0.2, hang_exit_s=0.3) as rig:
+    async with own_worker(kind="simulated", overdue_s=0.2, hang_exit_s=0.3) as rig:
         await ready(rig)
         call = rig.stub.Generate(rig.request(sampling=LONG), timeout=60)
         await first_tokens(call)
