@@ -185,3 +185,13 @@ async def test_short_prompts_are_not_looked_up(pair: Any, ask: Any) -> None:
     before = pair.second.sample("cold_calls_total", call="match", outcome="miss")
     await ask(pair.second, prompt_ids=prompt(14, 60))
     assert pair.second.sample("cold_calls_total", call="match", outcome="miss") == before
+
+
+async def test_a_simulated_worker_takes_no_part(pair: Any, ask: Any, ready: Any) -> None:
+    held = len(pair.cache.held)
+    async with pair.own_worker(worker_id="simulated", kind="simulated") as simulated:
+        await ready(simulated)
+        told = await ask(simulated, prompt_ids=prompt(15))
+        assert (len(told.ids), told.cached) == (16, {})
+        assert sum(simulated.sample("cold_blocks_total", what=what) for what in ("stored", "dropped", "fetched")) == 0
+    assert len(pair.cache.held) == held
