@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from mesh.cli import targets
-from mesh.cli.plan import Layout, MeshPlan
+from mesh.cli.plan import FIRST_PORTS, Layout, MeshPlan
 from mesh.cli.ports import PlanError, Ports
 from mesh.cli.roles import Change
 from mesh.discovery import Targets
@@ -25,6 +25,14 @@ def test_a_plan_gives_every_process_ports_of_its_own_and_starts_what_others_stan
     assert all("metrics" in spec.ports for spec in specs if spec.role != "valkey")
 
 
+@pytest.fixture
+def apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ports where no mesh looks: one that starts or stops meanwhile would change which come next."""
+    for role, ports in FIRST_PORTS.items():
+        monkeypatch.setitem(FIRST_PORTS, role, {use: first + 12_000 for use, first in ports.items()})
+
+
+@pytest.mark.usefixtures("apart")
 def test_what_is_added_has_new_ports_and_what_is_gone_gives_its_own_back() -> None:
     layout = Layout(PLAN)
     first = layout.first()
@@ -36,6 +44,7 @@ def test_what_is_added_has_new_ports_and_what_is_gone_gives_its_own_back() -> No
     assert layout.more([Change("cache", added=(2,))], 3)[0].ports == added[2].ports
 
 
+@pytest.mark.usefixtures("apart")
 def test_a_plan_that_lacks_a_port_takes_none() -> None:
     layout = Layout(MeshPlan(model=DEFAULT_MODEL, first_http_port=65535))
     layout.first()
