@@ -72,23 +72,30 @@ class FakeWorker:
         self.details = ""
         self._call = stub.Attach()
         self._seq = itertools.count(1)
+        self._answered = asyncio.Event()
         self._reading = asyncio.ensure_future(self._read())
 
     async def _read(self) -> None:
         try:
             async for order in self._call:
                 self.orders.append(order)
+                self._answered.set()
         except grpc.aio.AioRpcError:
             pass
         finally:
             self.ended = await self._call.code()
             self.details = await self._call.details()
+            self._answered.set()
 
     async def attach(self, **load: Any) -> "FakeWorker":
-        """Say hello and report. A replica that refuses the hello may end the stream before it takes the report."""
+        """Say hello and, unless it is refused, report. (A report that meets the refusal on its way would replace its
+        status by gRPC's own INTERNAL.)
+        """
         await self._call.write(pb.WorkerReport(hello=self.hello))
-        with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
-            await self.report(**({"snapshot": True} | load))
+        await self._answered.wait()
+        if self.ended is None:
+            with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
+                await self.report(**({"snapshot": True} | load))
         return self
 
     async def report(self, running: tuple[tuple[str, int], ...] = (), **load: Any) -> None:
