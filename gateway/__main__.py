@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-import os
+import secrets
 import sys
 
 from redis.asyncio.connection import parse_url
@@ -44,7 +44,7 @@ def _check_redis_url(settings: GatewaySettings) -> None:
 
 def main() -> int:
     """The process's exit code."""
-    return run_service(GatewaySettings, lambda _: f"gateway-{os.getpid()}", serve)
+    return run_service(GatewaySettings, lambda _: f"gateway-{secrets.token_hex(4)}", serve)
 
 
 if __name__ == "__main__":
