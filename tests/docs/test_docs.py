@@ -31,7 +31,9 @@ def test_a_requests_life_has_ten_lines_that_each_name_files_that_exist() -> None
 def test_links_and_paths_lead_somewhere(page: Path) -> None:
     text = page.read_text()
     links = re.findall(r"\]\((?!https?:)([^)#]+)\)", text)
-    paths = re.findall(r"`((?:gateway|scheduler|gpu_worker|mesh|protos|tools|tests|docs)/[\w./]*)`", text)
+    paths = re.findall(
+        r"`((?:gateway|scheduler|gpu_worker|cache_service|mesh|protos|deploy|tools|tests|docs)/[\w./]*)`", text
+    )
     missing = [link for link in links if not (page.parent / link).exists()]
     missing += [path for path in paths if not (ROOT / path).exists()]
     assert not missing
