@@ -1,6 +1,6 @@
 """Random numbers that are a pure function of (seed, choice, output position).
 
-So an answer is the same whatever shares its batch, and goes on alike after a preemption or on another worker.
+So chance does not depend on what shares a batch, and goes on alike after a preemption or on another worker.
 """
 
 from functools import lru_cache

@@ -2,7 +2,7 @@
 
 Order: penalties and bias, then minimum length, then temperature, then top_k, top_p and min_p (each on what the one
 before left), then the choice. A random choice uses one number in [0, 1): a pure function of (seed, choice, position),
-so the answer is the same whatever shares the batch, and goes on alike after a preemption or on another worker.
+so equal logits give the same answer whatever shares the batch, after a preemption and on another worker.
 """
 
 import math

@@ -108,7 +108,7 @@ class Lab:
         )
 
     def plan(self, request_id: str = "r", prompt: list[int] | None = None, **options: Any) -> Plan:
-        """A greedy plan of one choice; attempt, choices, cache_salt, adapter and fetched are the plan's, others Sampling's."""
+        """A greedy plan of one choice; options that are not the plan's own (`names`) are Sampling's."""
         names = ("attempt", "choices", "cache_salt", "adapter", "fetched")
         of_plan = {"attempt": 1, "choices": [ChoicePlan(0)]} | {n: options.pop(n) for n in names if n in options}
         sampling = {"max_tokens": 8, "temperature": 0.0, "seed": 0, "ignore_eos": True} | options
