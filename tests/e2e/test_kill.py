@@ -13,8 +13,8 @@ pytestmark = [pytest.mark.e2e, pytest.mark.timeout(240)]
 Eventually = Callable[..., Awaitable[object]]
 STORY = "Write a long story about a shoal of fish that crosses the ocean."
 DRAWN = {"temperature": 0.8, "seed": 7, "ignore_eos": True, "max_tokens": 120}
-# An answer of 32 tokens takes two seconds, and two workers have room for eight.
-SIMULATED = {"SHOAL_WORKER_MAX_SEQUENCES": "4", "SHOAL_WORKER_SIMULATED_STEP_MS": "60"}
+# An answer of 32 tokens takes a second, and two workers have room for eight.
+SIMULATED = {"SHOAL_WORKER_MAX_SEQUENCES": "4", "SHOAL_WORKER_SIMULATED_STEP_MS": "30"}
 
 
 @pytest.fixture(scope="module")
