@@ -7,7 +7,7 @@ inside a JSON text is escaped, so the bytes looked for cannot stand in an answer
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
@@ -110,39 +110,70 @@ class SseReader:
             self.done = True
             return
         try:
-            value = msgspec.json.decode(data)
-        except msgspec.DecodeError as error:
+            self._decoded(_EVENT.decode(data), now)
+        except (msgspec.DecodeError, RecursionError) as error:
             self._outcome.fail("malformed event", str(error))
-            return
-        if isinstance(value, dict):
-            self._decoded(value, now)
-        else:
-            self._outcome.fail("malformed event", data[:100].decode(errors="replace"))
 
-    def _decoded(self, value: dict[str, Any], now: float) -> None:
-        if value.get("error"):
-            error = value["error"] if isinstance(value["error"], dict) else {"message": str(value["error"])}
+    def _decoded(self, event: "_Event", now: float) -> None:
+        if event.error:
+            error = event.error if isinstance(event.error, dict) else {"message": str(event.error)}
             self._outcome.fail(
                 f"in-band {error.get('code') or error.get('type') or 'error'}", str(error.get("message"))
             )
-        for choice in value.get("choices") or ():
-            if text_of(choice):
+        for choice in event.choices or ():
+            if choice.says:
                 if not self._open:
                     self._open = True
                     self._outcome.first = now
                 self._piece(now)
-            self._outcome.finish = choice.get("finish_reason") or self._outcome.finish
-        if usage := value.get("usage"):
-            read_usage(usage, self._outcome)
+            self._outcome.finish = choice.finish_reason or self._outcome.finish
+        if event.usage is not None:
+            self._count(event.usage)
+
+    def _count(self, usage: "_Usage") -> None:
+        outcome, details = self._outcome, usage.prompt_tokens_details
+        outcome.prompt_tokens = usage.prompt_tokens
+        outcome.completion_tokens = usage.completion_tokens
+        outcome.cached_tokens = (details.cached_tokens or 0) if details is not None else 0
 
 
-def text_of(choice: dict[str, Any]) -> str:
-    """A chunk's text: of a chat, of its reasoning, or of a completion."""
-    delta = choice.get("delta") or {}
-    return delta.get("content") or delta.get("reasoning_content") or choice.get("text") or ""
+# What is read of an event; servers write null where they have nothing to say.
+_Tokens = Annotated[int, msgspec.Meta(ge=0)] | None
 
 
-def read_usage(usage: dict[str, Any], outcome: Outcome) -> None:
-    outcome.prompt_tokens = usage.get("prompt_tokens")
-    outcome.completion_tokens = usage.get("completion_tokens")
-    outcome.cached_tokens = (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0
+class _Delta(msgspec.Struct):
+    content: str | None = None
+    reasoning_content: str | None = None
+
+
+class _Choice(msgspec.Struct):
+    """Of a chat, of its reasoning, or of a completion."""
+
+    delta: _Delta | None = None
+    text: str | None = None
+    finish_reason: str | None = None
+
+    @property
+    def says(self) -> bool:
+        """Whether it carries text."""
+        delta = self.delta
+        return bool(self.text or (delta is not None and (delta.content or delta.reasoning_content)))
+
+
+class _Details(msgspec.Struct):
+    cached_tokens: _Tokens = None
+
+
+class _Usage(msgspec.Struct):
+    prompt_tokens: _Tokens = None
+    completion_tokens: _Tokens = None
+    prompt_tokens_details: _Details | None = None
+
+
+class _Event(msgspec.Struct):
+    error: Any = None
+    choices: list[_Choice] | None = None
+    usage: _Usage | None = None
+
+
+_EVENT = msgspec.json.Decoder(_Event)

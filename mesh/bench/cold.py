@@ -27,6 +27,8 @@ from mesh.clients.outcomes import WorkerFailed, WorkerRefused
 from mesh.clients.usage import Usage
 from mesh.clients.worker import Workers
 from mesh.errors import ShoalError
+from mesh.kv import KeySet, KvGeometry
+from mesh.kv_wire import key_set_message
 from mesh.sampling import Sampling
 from shoal.cache.v1 import cache_pb2, cache_pb2_grpc
 from shoal.scheduler.v1 import scheduler_pb2
@@ -125,15 +127,7 @@ def _vocabulary_size(model: str) -> int:
 
 async def _first(link: Workers, worker: scheduler_pb2.Hello, plan: ColdPlan, ids: list[int], name: str) -> First:
     """One greedy answer of `worker` to its end."""
-    job = Job(
-        meta=Meta(request_id=name, tenant="bench", model=worker.model),
-        attempt=1,
-        worker_id=worker.worker_id,
-        prompt_ids=ids,
-        choices={0: ()},
-        sampling=Sampling(max_tokens=plan.answer_tokens, temperature=0.0, ignore_eos=True, seed=0),
-        tokenizer_digest=worker.tokenizer_digest,
-    )
+    job = _job(worker, plan, ids, name)
     began, first_s = time.perf_counter(), None
     answer: list[int] = []
     end: ChoiceEnd | None = None
@@ -153,20 +147,25 @@ async def _first(link: Workers, worker: scheduler_pb2.Hello, plan: ColdPlan, ids
     return First(1000 * first_s, answer, end.usage)
 
 
+def _job(worker: scheduler_pb2.Hello, plan: ColdPlan, ids: list[int], name: str) -> Job:
+    return Job(
+        meta=Meta(request_id=name, tenant="bench", model=worker.model),
+        attempt=1,
+        worker_id=worker.worker_id,
+        prompt_ids=ids,
+        choices={0: ()},
+        sampling=Sampling(max_tokens=plan.answer_tokens, temperature=0.0, ignore_eos=True, seed=0),
+        tokenizer_digest=worker.tokenizer_digest,
+    )
+
+
 async def _stored(stub: "cache_pb2_grpc.CacheServiceAsyncStub", worker: scheduler_pb2.Hello, ids: list[int]) -> None:
     """Wait until the service holds every block that another worker would look up."""
     root = namespace(worker.model_digest, worker.tokenizer_digest, "", b"")
     keys = chain_keys(root, ids[:-1])
-    shape = worker.geometry
-    wanted = cache_pb2.KeySet(
-        namespace=root,
-        keys=b"".join(keys),
-        kv_dtype=shape.kv_dtype,
-        block_tokens=shape.block_tokens,
-        layers=shape.layers,
-        kv_heads=shape.kv_heads,
-        head_dim=shape.head_dim,
-    )
+    of = worker.geometry
+    geometry = KvGeometry(of.kv_dtype, of.block_tokens, of.layers, of.kv_heads, of.head_dim)
+    wanted = cache_pb2.MatchRequest(keys=key_set_message(KeySet(root, tuple(keys), geometry)))
     held, until = 0, time.monotonic() + STORED_WITHIN_S
     while held < len(keys):
         if time.monotonic() > until:
@@ -174,7 +173,7 @@ async def _stored(stub: "cache_pb2_grpc.CacheServiceAsyncStub", worker: schedule
                 f"the cache service holds {held} of the prompt's {len(keys)} blocks after {STORED_WITHIN_S:g} s"
             )
         try:
-            held = (await stub.Match(cache_pb2.MatchRequest(keys=wanted), timeout=CALL_S)).leading_blocks
+            held = (await stub.Match(wanted, timeout=CALL_S)).leading_blocks
         except grpc.aio.AioRpcError as error:
             raise CannotMeasure(f"the cache service does not answer: {error.details()}") from None
         await asyncio.sleep(LOOK_EVERY_S)

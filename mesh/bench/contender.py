@@ -11,10 +11,11 @@ from typing import Any, Protocol
 from mesh.bench import openvino_driver
 from mesh.bench.answer import Ask
 from mesh.bench.generator import Generator
-from mesh.bench.http_target import HttpOptions, HttpTarget
+from mesh.bench.http_target import HttpTarget
 from mesh.bench.local_mesh import end_with_parent
 from mesh.bench.peer_venv import PeerVenv
 from mesh.bench.report import CannotMeasure
+from mesh.bench.target import TargetOptions
 
 OPENVINO = PeerVenv("openvino", "openvino-genai==2026.4.1.0")
 LOAD_TIMEOUT_S = 300.0
@@ -52,7 +53,7 @@ class HttpContender:
         self._model = model
 
     async def run(self, prompts: Sequence[str], output_tokens: int, timeout_s: float) -> Batch:
-        options = HttpOptions(model=self._model, api="completions", timeout_s=timeout_s)
+        options = TargetOptions(model=self._model, api="completions", timeout_s=timeout_s)
         asks = iter([Ask(prompt=text, output_tokens=output_tokens) for text in prompts])
         async with HttpTarget(self._url, options) as target:
             run = await Generator([target]).closed(asks, streams=len(prompts), requests=len(prompts), duration_s=None)

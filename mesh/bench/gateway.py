@@ -6,7 +6,7 @@ requests from tokens and ours from theirs. Of vLLM only the API server's process
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AsyncExitStack, ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import median
 
 import uvloop
@@ -14,12 +14,12 @@ import uvloop
 from mesh import models
 from mesh.bench import local_mesh, machine, vllm_peer
 from mesh.bench.cpu import RoleClock, seconds
-from mesh.bench.generator import Target
-from mesh.bench.http_target import HttpOptions, HttpTarget
+from mesh.bench.http_target import HttpTarget
 from mesh.bench.progress import Bar, bar
 from mesh.bench.report import CannotMeasure, Goal, Report, Row
 from mesh.bench.slices import GENERATOR, Shape, Slice, errors, run_slice, split
 from mesh.bench.stats import ratio_of_pairs
+from mesh.bench.target import Target, TargetOptions
 from mesh.cli.plan import MeshPlan
 
 API_SERVER = "API server"
@@ -113,14 +113,14 @@ def _peer(plan: GatewayPlan) -> Iterator[tuple[Side | None, str]]:
 async def _measure(plan: GatewayPlan, model: str, ours: Side, theirs: Side | None) -> None:
     sides = [ours] if theirs is None else [ours, theirs]
     async with AsyncExitStack() as stack:
-        targets: dict[int, list[Target]] = {}
-        for index, side in enumerate(sides):
-            options = HttpOptions(model=model)
-            targets[index] = [await stack.enter_async_context(HttpTarget(url, options)) for url in side.urls]
+        options = TargetOptions(model=model)
+        targets: list[list[Target]] = [
+            [await stack.enter_async_context(HttpTarget(url, options)) for url in side.urls] for side in sides
+        ]
         with bar("measuring", 2 * len(sides) * (plan.pairs + 1)) as shown:
             for pair in range(-1, plan.pairs):
-                for index, side in enumerate(sides):
-                    await _pair(plan, side, targets[index], pair, shown)
+                for side, of_side in zip(sides, targets, strict=True):
+                    await _pair(plan, side, of_side, pair, shown)
 
 
 async def _pair(plan: GatewayPlan, side: Side, targets: Sequence[Target], pair: int, shown: Bar) -> None:
@@ -179,13 +179,15 @@ def beside(ours: Side, theirs: Side | None, reason: str) -> Iterator[Row]:
     """The promise: a streamed token costs our gateway less than it costs vLLM's API server."""
     if theirs is None and not reason:
         return
-    metric, mine = "gateway CPU per token", ours.us_per_token("gateway")
-    row = {"metric": metric, "value": median(mine), "unit": "µs", "peer": vllm_peer.NAME, "goal": Goal("<", of="peer")}
+    mine = ours.us_per_token("gateway")
+    row = Row(
+        metric="gateway CPU per token", value=median(mine), unit="µs", peer=vllm_peer.NAME, goal=Goal("<", of="peer")
+    )
     if theirs is None:
-        yield Row(**row, note=f"not compared: {reason}")  # type: ignore[arg-type]
+        yield replace(row, note=f"not compared: {reason}")
         return
     others = theirs.us_per_token(API_SERVER)
-    yield Row(**row, peer_value=median(others), pair_ratio=ratio_of_pairs(mine, others))  # type: ignore[arg-type]
+    yield replace(row, peer_value=median(others), pair_ratio=ratio_of_pairs(mine, others))
     yield Row(
         metric="gateway CPU per request",
         value=1e3 * split(ours.slices, "gateway")[0],

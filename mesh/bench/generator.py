@@ -8,16 +8,10 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
 
 from mesh.bench.answer import Ask, Outcome
 from mesh.bench.stats import Histogram
-
-
-class Target(Protocol):
-    """Where requests go. `ask` returns when the request has ended, however it did."""
-
-    async def ask(self, ask: Ask, outcome: Outcome, gap: Callable[[float], None]) -> None: ...
+from mesh.bench.target import Target
 
 
 @dataclass(slots=True)

@@ -7,27 +7,16 @@ from collections.abc import Callable
 import shoal
 from mesh.bench.answer import Ask, Outcome
 from mesh.bench.report import CannotMeasure
-from shoal.request import ChatOptions, Options
+from mesh.bench.target import TEMPERATURE, TargetOptions
+from shoal.request import Options
 
 
 class GrpcTarget:
     """A gateway's gRPC address. Use it as `async with`."""
 
-    def __init__(
-        self,
-        address: str,
-        *,
-        model: str,
-        chat: bool,
-        ignore_eos: bool,
-        timeout_s: float,
-        api_key: str | None,
-        ca: str | None,
-    ) -> None:
-        self._client = shoal.Client(address, model=model, api_key=api_key, tls=ca)
-        self._chat = chat
-        self._ignore_eos = ignore_eos
-        self._timeout_s = timeout_s
+    def __init__(self, address: str, options: TargetOptions) -> None:
+        self._client = shoal.Client(address, model=options.model, api_key=options.api_key, tls=options.ca)
+        self._options = options
 
     async def __aenter__(self) -> "GrpcTarget":
         return self
@@ -59,18 +48,18 @@ class GrpcTarget:
         usage = stream.summary.usage
         outcome.prompt_tokens, outcome.completion_tokens = usage.prompt_tokens, usage.completion_tokens
         outcome.cached_tokens = usage.cached_tokens
-        outcome.check_whole(ask.output_tokens, exact=self._ignore_eos)
+        outcome.check_whole(ask.output_tokens, exact=self._options.ignore_eos)
 
     def _stream(self, ask: Ask) -> shoal.Stream:
-        options = ChatOptions(
-            max_tokens=ask.output_tokens, temperature=0.0, ignore_eos=self._ignore_eos, timeout_s=self._timeout_s
+        told = Options(
+            max_tokens=ask.output_tokens,
+            temperature=TEMPERATURE,
+            ignore_eos=self._options.ignore_eos,
+            timeout_s=self._options.timeout_s,
         )
-        if self._chat and isinstance(ask.prompt, str):
-            return self._client.chat(ask.prompt, **options)
-        plain = Options(
-            max_tokens=ask.output_tokens, temperature=0.0, ignore_eos=self._ignore_eos, timeout_s=self._timeout_s
-        )
-        return self._client.generate(ask.prompt, **plain)
+        if self._options.api == "chat" and isinstance(ask.prompt, str):
+            return self._client.chat(ask.prompt, **told)
+        return self._client.generate(ask.prompt, **told)
 
 
 def models_of_grpc(address: str, api_key: str | None, ca: str | None) -> tuple[shoal.Model, ...]:

@@ -4,7 +4,6 @@ import asyncio
 import ssl
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -13,32 +12,20 @@ import msgspec
 from mesh.bench.answer import Ask, Outcome
 from mesh.bench.exchange import Exchange
 from mesh.bench.report import CannotMeasure
+from mesh.bench.target import TEMPERATURE, TargetOptions
 
 CONNECT_TIMEOUT_S = 10.0
 LOOKUP_TIMEOUT_S = 10.0
 CLOSE_S = 2.0
+MOST_LISTED_BYTES = 4 * 1024 * 1024
 # A server may close a connection that idles, just when we send: those that have idled this long are not used again.
 IDLE_S = 2.0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HttpOptions:
-    """What every request to an HTTP target says."""
-
-    model: str
-    api: str = "chat"  # or "completions"
-    ignore_eos: bool = True
-    temperature: float = 0.0
-    api_key: str | None = None
-    ca: str | None = None  # PEM file of who signed an https server's certificate; None = the system's
-    timeout_s: float = 300.0
-    extra: dict[str, Any] = field(default_factory=dict)
 
 
 class HttpTarget:
     """One base URL, e.g. http://127.0.0.1:8000 (with or without /v1). Use it as `async with`."""
 
-    def __init__(self, url: str, options: HttpOptions) -> None:
+    def __init__(self, url: str, options: TargetOptions) -> None:
         parts = urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise CannotMeasure(f"{url} is no URL: write http://host:port, or grpc://host:port for Shoal's gRPC")
@@ -94,11 +81,10 @@ class HttpTarget:
             "model": options.model,
             **prompt,
             "max_tokens": ask.output_tokens,
-            "temperature": options.temperature,
+            "temperature": TEMPERATURE,
             "stream": True,
             "stream_options": {"include_usage": True},
             **ignore,
-            **options.extra,
         }
 
     async def _connection(self) -> Exchange:
@@ -122,8 +108,7 @@ class HttpTarget:
 
 def models_at(url: str, api_key: str | None = None, ca: str | None = None) -> list[dict[str, Any]]:
     """What GET /v1/models lists. Raises CannotMeasure if nothing that speaks OpenAI's API answers."""
-    import json
-    import urllib.error
+    import http.client
     import urllib.request
 
     base = url.rstrip("/").removesuffix("/v1")
@@ -132,9 +117,13 @@ def models_at(url: str, api_key: str | None = None, ca: str | None = None) -> li
         request = urllib.request.Request(f"{base}/v1/models", headers=headers)
         trust = ssl.create_default_context(cafile=ca) if base.startswith("https") else None
         with urllib.request.urlopen(request, timeout=LOOKUP_TIMEOUT_S, context=trust) as answer:
-            listed = json.load(answer).get("data")
-    except (OSError, ValueError, AttributeError) as error:
+            listed = msgspec.json.decode(answer.read(MOST_LISTED_BYTES), type=_Listed).data
+    except (OSError, ValueError, RecursionError, http.client.HTTPException) as error:
         raise CannotMeasure(f"{base}/v1/models does not answer as an OpenAI server: {error}") from None
     if not listed:
         raise CannotMeasure(f"{base}/v1/models lists no model: is a worker up? Or name one with --model")
-    return [dict(entry) for entry in listed]
+    return listed
+
+
+class _Listed(msgspec.Struct):
+    data: list[dict[str, Any]] | None

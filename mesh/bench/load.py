@@ -11,12 +11,13 @@ import uvloop
 
 from mesh.bench import machine, prompts, traces
 from mesh.bench.answer import Ask
-from mesh.bench.generator import Generator, Run, Target
+from mesh.bench.generator import Generator, Run
 from mesh.bench.grpc_target import GrpcTarget, models_of_grpc
-from mesh.bench.http_target import HttpOptions, HttpTarget, models_at
+from mesh.bench.http_target import HttpTarget, models_at
 from mesh.bench.load_rows import rows
 from mesh.bench.progress import Bar, bar
 from mesh.bench.report import CannotMeasure, Report, Row
+from mesh.bench.target import Target, TargetOptions
 
 GRPC = "grpc://"
 MOST_REQUESTS = 1_000_000  # where nobody says how many
@@ -145,28 +146,17 @@ async def _warm_up(plan: LoadPlan, targets: Sequence[Target]) -> None:
 
 @asynccontextmanager
 async def _targets(plan: LoadPlan, model: str) -> AsyncIterator[list[Target]]:
+    options = TargetOptions(
+        model=model,
+        api=plan.api,
+        ignore_eos=plan.ignore_eos,
+        api_key=plan.api_key,
+        ca=plan.ca,
+        timeout_s=plan.timeout_s,
+    )
     async with AsyncExitStack() as stack:
-        targets: list[Target] = []
-        for url in plan.urls:
-            if url.startswith(GRPC):
-                grpc = GrpcTarget(
-                    url.removeprefix(GRPC),
-                    model=model,
-                    chat=plan.api == "chat",
-                    ignore_eos=plan.ignore_eos,
-                    api_key=plan.api_key,
-                    ca=plan.ca,
-                    timeout_s=plan.timeout_s,
-                )
-                targets.append(await stack.enter_async_context(grpc))
-            else:
-                options = HttpOptions(
-                    model=model,
-                    api=plan.api,
-                    ignore_eos=plan.ignore_eos,
-                    api_key=plan.api_key,
-                    ca=plan.ca,
-                    timeout_s=plan.timeout_s,
-                )
-                targets.append(await stack.enter_async_context(HttpTarget(url, options)))
-        yield targets
+        yield [await stack.enter_async_context(_target(url, options)) for url in plan.urls]
+
+
+def _target(url: str, options: TargetOptions) -> GrpcTarget | HttpTarget:
+    return GrpcTarget(url.removeprefix(GRPC), options) if url.startswith(GRPC) else HttpTarget(url, options)

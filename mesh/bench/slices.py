@@ -4,9 +4,10 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from mesh.bench.cpu import difference
-from mesh.bench.generator import Generator, Run, Target
+from mesh.bench.generator import Generator, Run
 from mesh.bench.prompts import endless
 from mesh.bench.stats import per_unit
+from mesh.bench.target import Target
 
 GENERATOR = "load generator"
 
