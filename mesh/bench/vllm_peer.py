@@ -89,14 +89,24 @@ def serving(model: ModelFolder) -> Iterator[VllmServer]:
     folder = weights(model)
     port = free_port()
     log = VENV.folder / "serve.log"
+    process = _start(folder, model.name, port, log)
+    try:
+        url = f"http://127.0.0.1:{port}"
+        _wait_ready(url, process, log)
+        yield VllmServer(url, process, port)
+    finally:
+        stop(process, STOP_S)
+
+
+def _start(folder: Path, name: str, port: int, log: Path) -> "subprocess.Popen[bytes]":
     command = [
-        str(VENV.folder / "bin" / "vllm"), "serve", str(folder), "--served-model-name", model.name,
+        str(VENV.folder / "bin" / "vllm"), "serve", str(folder), "--served-model-name", name,
         "--host", "127.0.0.1", "--port", str(port), "--max-model-len", str(CONTEXT_TOKENS), "--dtype", "bfloat16",
     ]  # fmt: skip
     # Its compiler looks for tools beside its own interpreter.
     path = f"{VENV.folder / 'bin'}{os.pathsep}{os.environ.get('PATH', '')}"
     with log.open("wb") as output:
-        process = subprocess.Popen(
+        return subprocess.Popen(
             command,
             stdin=subprocess.DEVNULL,
             stdout=output,
@@ -105,18 +115,17 @@ def serving(model: ModelFolder) -> Iterator[VllmServer]:
             start_new_session=True,
             preexec_fn=end_with_parent,
         )
-    try:
-        url = f"http://127.0.0.1:{port}"
-        with bar(f"starting {NAME}", None) as shown:
-            deadline = time.monotonic() + READY_S
-            while not _answers(url):
-                if process.poll() is not None or time.monotonic() > deadline:
-                    raise CannotMeasure(f"{NAME} did not start: {_reason(log)} (all of it: {log})")
-                shown.advance(0)
-                time.sleep(LOOK_EVERY_S)
-        yield VllmServer(url, process, port)
-    finally:
-        stop(process, STOP_S)
+
+
+def _wait_ready(url: str, process: "subprocess.Popen[bytes]", log: Path) -> None:
+    """Raises CannotMeasure if it ends or takes too long."""
+    with bar(f"starting {NAME}", None) as shown:
+        deadline = time.monotonic() + READY_S
+        while not _answers(url):
+            if process.poll() is not None or time.monotonic() > deadline:
+                raise CannotMeasure(f"{NAME} did not start: {_reason(log)} (all of it: {log})")
+            shown.advance(0)
+            time.sleep(LOOK_EVERY_S)
 
 
 def free_port() -> int:
