@@ -14,7 +14,8 @@ from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 from redis.exceptions import OutOfMemoryError, RedisError, ResponseError
 
-from mesh.kv import FORMAT_VERSION, KvGeometry
+from mesh.blocks import FORMAT_VERSION
+from mesh.kv import KvGeometry
 
 # The slowest way to Redis that is still of use; a call may take so much longer for what it carries.
 BYTES_PER_S = 100 * 1024 * 1024

@@ -9,17 +9,15 @@ from dataclasses import dataclass, fields
 
 import xxhash
 
-from mesh.blocks import FORMAT_VERSION, KEY_BYTES
+from mesh.blocks import KEY_BYTES
 from mesh.errors import InvalidRequest
-
-__all__ = ["FORMAT_VERSION", "ITEM_BYTES", "Bundle", "KeySet", "KvGeometry", "Payload"]
 
 Payload = bytes | bytearray | memoryview
 
 # Bytes of one K or V element. A format that needs more than its elements (scales) takes a name of its own.
 ITEM_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2, "fp8_e4m3": 1, "fp8_e5m2": 1, "int8": 1}
 # Far above any model, and low enough that no product of them is absurd.
-MOST = 65_535
+MOST_OF_EACH = 65_535
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,8 +36,10 @@ class KvGeometry:
             raise InvalidRequest(f"kv_dtype: {self.dtype[:32]!r} is none of {known}", field="kv_dtype", code="geometry")
         for each in fields(self)[1:]:
             value = getattr(self, each.name)
-            if not 0 < value <= MOST:
-                raise InvalidRequest(f"{each.name}: {value} is not 1 to {MOST}", field=each.name, code="geometry")
+            if not 0 < value <= MOST_OF_EACH:
+                raise InvalidRequest(
+                    f"{each.name}: {value} is not 1 to {MOST_OF_EACH}", field=each.name, code="geometry"
+                )
 
     @property
     def bundle_bytes(self) -> int:

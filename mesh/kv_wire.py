@@ -16,8 +16,9 @@ Both ends use it: what the service refuses of a Put is what a worker refuses of 
 
 from collections.abc import Iterator
 
+from mesh.blocks import FORMAT_VERSION
 from mesh.errors import InvalidRequest, PayloadTooLarge
-from mesh.kv import FORMAT_VERSION, Bundle, KeySet, KvGeometry, check_key
+from mesh.kv import Bundle, KeySet, KvGeometry, check_key
 from shoal.cache.v1 import cache_pb2
 
 PIECE_BYTES = 1024 * 1024
