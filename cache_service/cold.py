@@ -8,7 +8,7 @@ import asyncio
 import logging
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from enum import StrEnum
 
 from cache_service.budget import ByteBudget
@@ -143,12 +143,14 @@ class ColdStore:
         except Damaged as damage:
             log.warning("an entry is not what its key says: %s", damage, extra={"fields": {"key": place.decode()}})
             self._metrics.mismatch()
-        try:
-            async with self._asking("remove"):  # else it would stand in the way of a good one
-                await self._redis.remove(place)
-        except RedisAway:
-            pass
+        await self._remove(place)
         return None
+
+    async def _remove(self, place: bytes) -> None:
+        """Of a damaged entry, which would stand in the way of a good one."""
+        with suppress(RedisAway):
+            async with self._asking("remove"):
+                await self._redis.remove(place)
 
     @asynccontextmanager
     async def _asking(self, kind: str) -> AsyncIterator[None]:
