@@ -7,17 +7,14 @@ helps; whatever did not is computed. Two requests that want the same blocks fetc
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence, Set
+from collections.abc import Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 
-from gpu_worker.cold.exchange import Exchange
-from gpu_worker.cold.known import Known
-from gpu_worker.cold.metrics import ColdMetrics
+from gpu_worker.cold.device import Device
+from gpu_worker.cold.link import Link
 from gpu_worker.cold.policy import ColdLimits, FetchRate, Missing, allowed_s, worth_fetching
-from gpu_worker.engine.api import EngineLoad
-from mesh.clients.cache import Caches
-from mesh.kv import Bundle, KeySet, KvGeometry
+from mesh.kv import Bundle, KeySet
 
 
 @dataclass(slots=True)
@@ -40,41 +37,24 @@ class _Flight:
 
 
 class Reader:
-    """`device` is the keys that the device has, as of the engine's last report; `load` its last load."""
+    """Brings blocks for all requests; `bytes_in_flight` is the most between the service and the engine."""
 
-    def __init__(
-        self,
-        caches: Caches,
-        exchange: Exchange,
-        geometry: KvGeometry,
-        limits: ColdLimits,
-        known: Known,
-        metrics: ColdMetrics,
-        *,
-        device: Set[bytes],
-        load: Callable[[], EngineLoad | None],
-        bytes_in_flight: int,
-    ) -> None:
-        self._caches = caches
-        self._exchange = exchange
-        self._geometry = geometry
-        self._limits = limits
-        self._known = known
-        self._metrics = metrics
+    def __init__(self, link: Link, device: Device, limits: ColdLimits, bytes_in_flight: int) -> None:
+        self._link = link
         self._device = device
-        self._load = load
-        self._slots = asyncio.Semaphore(max(1, bytes_in_flight // geometry.bundle_bytes))
+        self._limits = limits
+        self._slots = asyncio.Semaphore(max(1, bytes_in_flight // link.geometry.bundle_bytes))
         self._rate = FetchRate()
         self._flights: dict[bytes, _Flight] = {}
 
     def lacks(self, keys: Sequence[bytes]) -> bool:
         """Whether the device lacks enough of `keys` to look further. Cheap."""
-        return len(keys) - self._leading(keys, set()) >= self._limits.least_blocks
+        return len(keys) - self._device.leading(keys) >= self._limits.least_blocks
 
     async def bring(self, namespace: bytes, keys: Sequence[bytes], lookup: Lookup) -> None:
         """Fetch what is worth while of `keys`, a prompt's blocks in order, and say in `lookup` how it went."""
         began = time.monotonic()
-        lookup.first = lookup.last = self._leading(keys, set())
+        lookup.first = lookup.last = self._device.leading(keys)
         limit_s = self._limits.match_s + allowed_s(self._missing(len(keys) - lookup.first), self._limits)
         try:
             async with asyncio.timeout(limit_s):
@@ -87,18 +67,18 @@ class Reader:
                 self._rate.record(now - began, 0.0, 0, now)
         finally:
             lookup.seconds = time.monotonic() - began
-            self._metrics.looked_up(lookup.outcome or "cancelled", lookup.seconds)
+            self._link.metrics.looked_up(lookup.outcome or "cancelled", lookup.seconds)
 
     async def _others(self, keys: Sequence[bytes], leading: int) -> int:
         """Wait for whoever fetches the next block already; how many leading blocks are here then."""
         while leading < len(keys) and (flight := self._flights.get(keys[leading])) is not None:
             await flight.landed.wait()
-            leading = max(leading, self._leading(keys, flight.loaded))
+            leading = max(leading, self._device.leading(keys, flight.loaded))
         return leading
 
     async def _own(self, namespace: bytes, keys: Sequence[bytes], lookup: Lookup) -> str:
         first = lookup.last
-        wanted = KeySet(namespace, tuple(keys[first:]), self._geometry)
+        wanted = KeySet(namespace, tuple(keys[first:]), self._link.geometry)
         if len(wanted.keys) < self._limits.least_blocks:
             return "hit" if first > lookup.first else "few"
         if not self._worth(len(wanted.keys)):
@@ -117,19 +97,19 @@ class Reader:
     async def _fetch(self, wanted: KeySet, parents: Sequence[bytes], flight: _Flight, lookup: Lookup) -> str:
         """Why nothing was fetched; empty if something was."""
         least = self._limits.least_blocks
-        found = await self._caches.match(wanted) if self._caches.available else 0
-        if not self._caches.available:
+        found = await self._link.caches.match(wanted) if self._link.caches.available else 0
+        if not self._link.caches.available:
             return "away"
-        self._known.discard(wanted.keys[found:])
-        self._known.add(wanted.keys[:found])
+        self._link.known.discard(wanted.keys[found:])
+        self._link.known.add(wanted.keys[:found])
         others = len(self._flights) - len(wanted.keys)
-        room = self._room() - len(parents) - others
+        room = self._device.room - len(parents) - others
         if found < least or room < least:
             return "miss" if found < least else "full"
         count = min(found, room)
         if not self._worth(count):
             return "slow"
-        await self._exchange.touch(parents)
+        await self._link.exchange.touch(parents)
         await self._receive(wanted.first(count), flight, lookup)
         return ""
 
@@ -138,7 +118,7 @@ class Reader:
         began, first_s = time.monotonic(), 0.0
         answers: list[asyncio.Future[bytes]] = []
         try:
-            async with aclosing(self._caches.fetch(wanted)) as bundles:
+            async with aclosing(self._link.caches.fetch(wanted)) as bundles:
                 async for bundle in bundles:
                     first_s = first_s or time.monotonic() - began
                     answers.append(await self._hand_over(bundle, flight))
@@ -150,7 +130,7 @@ class Reader:
         finally:
             if answers:
                 now = time.monotonic()
-                size = (len(answers) - 1) * self._geometry.bundle_bytes
+                size = (len(answers) - 1) * self._link.geometry.bundle_bytes
                 self._rate.record(first_s, now - began - first_s, size, now)
 
     async def _hand_over(self, bundle: Bundle, flight: _Flight) -> "asyncio.Future[bytes]":
@@ -162,32 +142,19 @@ class Reader:
             taken = not answer.cancelled() and bool(answer.result())
             flight.refused = flight.refused or (not taken and bundle.key not in self._device)
             flight.loaded.add(bundle.key)
-            self._metrics.blocks("fetched" if taken else "refused")
-            self._metrics.moved("in", len(bundle.payload))
+            self._link.metrics.blocks("fetched" if taken else "refused")
+            self._link.metrics.moved("in", len(bundle.payload))
 
         try:
-            answer = await self._exchange.load(bundle.key, bytes(bundle.payload))
+            answer = await self._link.exchange.load(bundle.key, bytes(bundle.payload))
         except asyncio.CancelledError:
             self._slots.release()
             raise
         answer.add_done_callback(answered)
         return answer
 
-    def _leading(self, keys: Sequence[bytes], also: Set[bytes]) -> int:
-        for count, key in enumerate(keys):
-            if key not in self._device and key not in also:
-                return count
-        return len(keys)
-
     def _missing(self, blocks: int) -> Missing:
-        load = self._load()
-        rate = load.prefill_tokens_per_s if load is not None else 0.0
-        return Missing(blocks, self._geometry.bundle_bytes, rate)
+        return Missing(blocks, self._link.geometry.bundle_bytes, self._device.prefill_tokens_per_s)
 
     def _worth(self, blocks: int) -> bool:
         return worth_fetching(self._missing(blocks), self._rate, self._limits, time.monotonic())
-
-    def _room(self) -> int:
-        """Blocks that no sequence holds."""
-        load = self._load()
-        return load.free_blocks + load.cached_blocks if load is not None else 0

@@ -10,8 +10,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from gpu_worker.bridge import Bridge
+from gpu_worker.cold.device import Device
 from gpu_worker.cold.exchange import Exchange
 from gpu_worker.cold.known import Known
+from gpu_worker.cold.link import Link
 from gpu_worker.cold.metrics import ColdMetrics
 from gpu_worker.cold.policy import ColdLimits
 from gpu_worker.cold.reader import Lookup, Reader
@@ -48,7 +50,7 @@ class ColdTier:
         self._settings = settings
         self._tls = tls
         self._metrics = metrics
-        self._device: set[bytes] = set()  # keys that the engine's prefix cache has
+        self._device = Device()
         self._info: EngineInfo | None = None
         self._reader: Reader | None = None
         self._writer: Writer | None = None
@@ -59,45 +61,35 @@ class ColdTier:
         info = await bridge.ready()
         if info is None or info.simulated or not self._settings.caches:
             return
-        limits = self._settings.limits
-        budgets = CacheBudgets(match_s=limits.match_s, stall_s=limits.stall_s, fetch_s=CALL_S)
-        caches = Caches(self._settings.caches, self._metrics.called, budgets, tls=self._tls)
-        exchange = Exchange(bridge.blocks)
+        link, settings = self._link(bridge, info), self._settings
+        reader = Reader(link, self._device, settings.limits, settings.bytes_in_flight)
+        writer = Writer(link, settings.queue_blocks)
         try:
             async with asyncio.TaskGroup() as self._tasks:
-                self._begin(bridge, info, caches, exchange)
-                for part in (caches, exchange, self._writer):
-                    if part is not None:
-                        self._tasks.create_task(part.run())
+                self._info, self._reader, self._writer = info, reader, writer
+                for part in (link.caches, link.exchange, writer):
+                    self._tasks.create_task(part.run())
         finally:
             self._reader = self._writer = None
 
-    def _begin(self, bridge: Bridge, info: EngineInfo, caches: Caches, exchange: Exchange) -> None:
-        geometry = KvGeometry(info.kv_dtype, info.block_tokens, info.layers, info.kv_heads, info.head_dim)
-        known, settings = Known(), self._settings
-        self._info = info
-        self._writer = Writer(caches, exchange, geometry, known, self._metrics, settings.queue_blocks)
-        self._reader = Reader(
-            caches,
-            exchange,
-            geometry,
-            settings.limits,
-            known,
-            self._metrics,
-            device=self._device,
-            load=lambda: bridge.load,
-            bytes_in_flight=settings.bytes_in_flight,
+    def _link(self, bridge: Bridge, info: EngineInfo) -> Link:
+        limits = self._settings.limits
+        budgets = CacheBudgets(match_s=limits.match_s, stall_s=limits.stall_s, fetch_s=CALL_S)
+        return Link(
+            caches=Caches(self._settings.caches, self._metrics.called, budgets, tls=self._tls),
+            exchange=Exchange(bridge.blocks),
+            geometry=KvGeometry(info.kv_dtype, info.block_tokens, info.layers, info.kv_heads, info.head_dim),
+            known=Known(),
+            metrics=self._metrics,
         )
 
     def cached(self, keys: list[bytes]) -> None:
         """The engine's prefix cache holds exactly `keys`."""
-        self._device.clear()
-        self._device.update(keys)
+        self._device.holds(keys)
 
     def stepped(self, result: StepResult) -> None:
         """A step changed the prefix cache."""
-        self._device.difference_update(result.blocks_evicted)
-        self._device.update(result.blocks_stored)
+        self._device.stepped(result)
         if self._writer is not None and result.blocks_computed:
             self._writer.note(result.blocks_computed)
 

@@ -10,11 +10,8 @@ import logging
 from collections import deque
 from collections.abc import AsyncIterator, Mapping, Sequence
 
-from gpu_worker.cold.exchange import Exchange
-from gpu_worker.cold.known import Known
-from gpu_worker.cold.metrics import ColdMetrics
-from mesh.clients.cache import Caches
-from mesh.kv import Bundle, KvGeometry
+from gpu_worker.cold.link import Link
+from mesh.kv import Bundle
 
 # Blocks of one Put, and blocks that the engine is asked for at once.
 PUT_BLOCKS, ASKED_BLOCKS = 16, 2
@@ -27,20 +24,8 @@ log = logging.getLogger("shoal.cold")
 class Writer:
     """Run `run` beside the engine; `note` what its steps computed."""
 
-    def __init__(
-        self,
-        caches: Caches,
-        exchange: Exchange,
-        geometry: KvGeometry,
-        known: Known,
-        metrics: ColdMetrics,
-        queue_blocks: int,
-    ) -> None:
-        self._caches = caches
-        self._exchange = exchange
-        self._geometry = geometry
-        self._known = known
-        self._metrics = metrics
+    def __init__(self, link: Link, queue_blocks: int) -> None:
+        self._link = link
         self._queue_blocks = queue_blocks
         self._queue: deque[tuple[bytes, bytes]] = deque()  # (namespace, key), a chain's parents first
         self._news = asyncio.Event()
@@ -49,18 +34,18 @@ class Writer:
 
     def note(self, computed: Mapping[bytes, Sequence[bytes]]) -> None:
         """A step made these blocks, by namespace."""
-        new = [(root, key) for root, keys in computed.items() for key in keys if key not in self._known]
+        new = [(root, key) for root, keys in computed.items() for key in keys if key not in self._link.known]
         taken = new[: max(0, self._queue_blocks - len(self._queue))]
         self._queue.extend(taken)
         if len(taken) < len(new):
-            self._metrics.blocks("dropped", len(new) - len(taken))
+            self._link.metrics.blocks("dropped", len(new) - len(taken))
         if taken:
             self._idle.clear()
             self._news.set()
 
     async def flush(self, within_s: float) -> None:
         """Wait until all that is queued is stored or the time is over; not at all if no service is there."""
-        if not self._caches.available:
+        if not self._link.caches.available:
             return
         try:
             async with asyncio.timeout(within_s):
@@ -73,7 +58,7 @@ class Writer:
         while True:
             await self._news.wait()
             while self._queue:
-                if self._caches.available:
+                if self._link.caches.available:
                     await self._store(*self._next())
                 else:
                     await asyncio.sleep(AWAY_S)
@@ -90,12 +75,12 @@ class Writer:
 
     async def _store(self, namespace: bytes, keys: list[bytes]) -> None:
         sent: list[bytes] = []
-        held = await self._caches.store(self._bundles(namespace, keys, sent))
+        held = await self._link.caches.store(self._bundles(namespace, keys, sent))
         if held >= len(sent):
-            self._known.add(sent)
-        self._metrics.blocks("stored", held)
-        self._metrics.blocks("unstored", max(0, len(sent) - held))
-        self._metrics.moved("out", held * self._geometry.bundle_bytes)
+            self._link.known.add(sent)
+        self._link.metrics.blocks("stored", held)
+        self._link.metrics.blocks("unstored", max(0, len(sent) - held))
+        self._link.metrics.moved("out", held * self._link.geometry.bundle_bytes)
 
     async def _bundles(self, namespace: bytes, keys: list[bytes], sent: list[bytes]) -> AsyncIterator[Bundle]:
         """The keys' blocks as far as the engine still has them; the next ones are asked for while one is sent."""
@@ -104,11 +89,11 @@ class Writer:
         while left or asked:
             while left and len(asked) < ASKED_BLOCKS:
                 key = left.popleft()
-                asked.append((key, await self._exchange.dump(key)))
+                asked.append((key, await self._link.exchange.dump(key)))
             key, answer = asked.popleft()
             payload = await answer
             if not payload:
-                self._metrics.blocks("gone")
+                self._link.metrics.blocks("gone")
                 continue
             sent.append(key)
-            yield Bundle.of(key, namespace, self._geometry, payload)
+            yield Bundle.of(key, namespace, self._link.geometry, payload)
