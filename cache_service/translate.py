@@ -44,13 +44,13 @@ def bundle_of(entry: bytes, keys: KeySet, index: int) -> Bundle:
 
 def keys_of(request: cache_pb2.MatchRequest | cache_pb2.GetRequest, limits: Limits) -> KeySet:
     """The blocks that a request asks for. Raises InvalidRequest or PayloadTooLarge, naming the field."""
-    message = request.keys
-    count, rest = divmod(len(message.keys), KEY_BYTES)
+    message, joined = request.keys, request.keys.keys  # each reading of the field copies it
+    count, rest = divmod(len(joined), KEY_BYTES)
     if rest:
-        raise InvalidRequest(f"keys.keys: {len(message.keys)} bytes are no keys of {KEY_BYTES}", field="keys.keys")
+        raise InvalidRequest(f"keys.keys: {len(joined)} bytes are no keys of {KEY_BYTES}", field="keys.keys")
     if count > limits.max_keys:
         raise PayloadTooLarge(f"keys.keys: {count} are more than {limits.max_keys}", field="keys.keys")
-    keys = tuple(message.keys[at : at + KEY_BYTES] for at in range(0, len(message.keys), KEY_BYTES))
+    keys = tuple(joined[at : at + KEY_BYTES] for at in range(0, len(joined), KEY_BYTES))
     try:
         found = KeySet(message.namespace, keys, geometry_of(message))
     except InvalidRequest as wrong:

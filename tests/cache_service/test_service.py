@@ -1,7 +1,9 @@
 """The cache service over a real Valkey: what is stored, found and kept, and what is refused."""
 
 import asyncio
+import os
 import secrets
+import time
 from collections.abc import AsyncIterator, Iterable
 from dataclasses import replace
 
@@ -10,13 +12,13 @@ import pytest
 from redis.asyncio import Redis
 
 from cache_service.redis_bundles import storage_key
-from cache_service.translate import entry_of
+from cache_service.translate import entry_of, keys_of
 from mesh.errors import DeadlineExceeded, InvalidRequest, Overloaded, PayloadTooLarge, ShoalError, error_of
 from mesh.kv import Bundle, KeySet
 from mesh.kv_wire import PIECE_BYTES, key_set_message, pieces_of
 from shoal.cache.v1 import cache_pb2 as pb
 
-from .conftest import GEOMETRY, LARGE, Running
+from .conftest import GEOMETRY, LARGE, LIMITS, Running
 
 TIMEOUT_S = 20
 
@@ -239,6 +241,15 @@ async def test_a_bad_question_is_refused_by_its_field(running, make, keys, chang
         assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
         assert error_of(refused.value).field == field
     assert running.metric("operations_total", operation="get", outcome="invalid") == 1
+
+
+def test_reading_a_question_takes_time_in_proportion_to_its_keys() -> None:
+    message = pb.KeySet(namespace=b"n" * 16, keys=os.urandom(16 * 65_536), kv_dtype="fp16")
+    message.block_tokens = message.layers = message.kv_heads = message.head_dim = 1
+    began = time.process_time()
+    found = keys_of(pb.MatchRequest(keys=message), replace(LIMITS, max_keys=65_536))
+    assert time.process_time() - began < 0.5
+    assert b"".join(found.keys) == message.keys
 
 
 @pytest.mark.parametrize("damage", ["flipped", "cut", "another key's", "no entry", "another type"])
