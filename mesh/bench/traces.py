@@ -8,6 +8,7 @@ import csv
 import gzip
 import io
 import random
+import zlib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from datetime import datetime
@@ -47,7 +48,7 @@ def read(path: Path, limit: int | None = None) -> list[Arrival]:
         with _opened(path) as file:
             jsonl = ".jsonl" in path.suffixes
             rows = list(islice(_json_lines(file, path) if jsonl else _csv(file, path), limit))
-    except (OSError, EOFError) as error:
+    except (OSError, EOFError, UnicodeDecodeError, csv.Error, zlib.error) as error:
         raise CannotMeasure(f"cannot read the trace {path}: {error}") from None
     if not rows:
         raise CannotMeasure(f"the trace {path} holds no request")

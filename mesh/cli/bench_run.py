@@ -1,5 +1,6 @@
 """What all of `shoal bench` share: run a measurement, show its report, end with its exit code."""
 
+import os
 import shlex
 import signal
 import sys
@@ -28,6 +29,7 @@ def run(measure: Callable[[], "Report"], json: Path | None, *, markdown: bool, p
 
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # what was started is stopped then, too
     try:
+        _check_writable(json)
         report = measure()
     except (CannotMeasure, Problem) as reason:
         typer.secho(f"shoal bench: {reason}", fg="red", err=True)
@@ -37,6 +39,15 @@ def run(measure: Callable[[], "Report"], json: Path | None, *, markdown: bool, p
         raise typer.Exit(INTERRUPTED) from None
     _show(report, json, markdown=markdown, plot=plot)
     raise typer.Exit(report.exit_code)
+
+
+def _check_writable(json: Path | None) -> None:
+    """Raise Problem for a report that could not be written, before it has taken its time to make."""
+    if json is None or str(json) == "-":
+        return
+    folder = json.absolute().parent
+    if json.is_dir() or not os.access(json if json.exists() else folder, os.W_OK):
+        raise Problem(f"cannot write {json}", "name a file in a folder that is there and writable")
 
 
 def _show(report: "Report", json: Path | None, *, markdown: bool, plot: bool) -> None:

@@ -2,6 +2,7 @@
 
 from itertools import pairwise
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -52,6 +53,37 @@ def test_completions_and_reasoning_are_text_too():
     assert outcome.pieces == 1
     outcome, _, _ = read([b'data: {"choices":[{"delta":{"reasoning_content":"x"},"finish_reason":null}]}\n\n'])
     assert outcome.pieces == 1
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        b'{"choices":["x"]}',
+        b'{"choices":5}',
+        b'{"choices":[{"delta":"x"}]}',
+        b'{"choices":[{"delta":{"content":5}}]}',
+        b'{"choices":[{"finish_reason":7}]}',
+        b'{"usage":"x"}',
+        b'{"usage":{"completion_tokens":"many"}}',
+        b'{"usage":{"prompt_tokens":-3}}',
+        b'{"usage":{"completion_tokens":1e300}}',
+        b'{"usage":{"prompt_tokens_details":{"cached_tokens":"x"}}}',
+        b'{"other":' + b"[" * 100_000 + b"]" * 100_000 + b"}",
+        b"[]",
+        b"\xff",
+    ],
+    ids=lambda event: event[:50].decode(errors="replace"),
+)
+def test_an_event_of_another_shape_fails_its_answer_and_nothing_else(event):
+    outcome, _, done = read([b"data: " + event + b"\n\n" + b"data: [DONE]\n\n"])
+    assert (outcome.error, done) == ("malformed event", True)
+    assert (outcome.tokens, outcome.prompt_tokens, outcome.finish) == (0, None, None)
+
+
+def test_null_is_nothing_to_say():
+    nulls = b'{"error":null,"choices":[{"delta":null,"text":null,"finish_reason":null}],"usage":null}'
+    outcome, _, _ = read([b"data: " + nulls + b"\n\n", b'data: {"usage":{"prompt_tokens_details":null}}\n\n'])
+    assert (outcome.error, outcome.tokens) == ("", 0)
 
 
 def test_an_event_without_end_is_not_collected_for_ever():

@@ -2,14 +2,19 @@
 
 import json
 import signal
+import socket
 import subprocess
 import sys
+import threading
 import time
 
 import pytest
 
+from mesh.bench.http_target import models_at
 from mesh.bench.load import measure
 from mesh.bench.report import CannotMeasure
+
+from .conftest import Handler
 
 
 def values(report) -> dict[str, float]:
@@ -161,3 +166,34 @@ def test_a_signal_ends_a_load_at_once_and_says_so(server, number):
     assert running.returncode == 130
     assert "interrupted" in said
     assert "Traceback" not in said
+
+
+@pytest.mark.parametrize("reply", [b"no HTTP\r\n\r\n", b"HTTP/1.1 200 OK\r\ncontent-length: 99\r\n\r\n{}"])
+def test_a_server_that_does_not_speak_http_is_told_as_such(reply):
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def answer() -> None:
+            connection, _ = listener.accept()
+            with connection:
+                connection.recv(65_536)
+                connection.sendall(reply)
+
+        thread = threading.Thread(target=answer)
+        thread.start()
+        with pytest.raises(CannotMeasure, match="does not answer as an OpenAI server"):
+            models_at(f"http://127.0.0.1:{listener.getsockname()[1]}")
+        thread.join()
+
+
+@pytest.mark.parametrize("listed", ["abc", 5, ["a"]])
+def test_a_list_of_models_of_another_shape_is_told_as_such(server, listed, monkeypatch):
+    monkeypatch.setattr(Handler, "do_GET", lambda handler: handler._whole(200, {"data": listed}))
+    with pytest.raises(CannotMeasure, match="does not answer as an OpenAI server"):
+        models_at(server.url)
+
+
+def test_a_report_that_cannot_be_written_is_refused_before_the_load(server, tmp_path):
+    ended = bench(server.url, "--requests", "2", "--json", str(tmp_path / "none" / "report.json"))
+    assert ended.returncode == 2
+    assert "cannot write" in ended.stderr
+    assert server.bodies == []

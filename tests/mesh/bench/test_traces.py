@@ -78,6 +78,15 @@ def test_what_is_no_trace_is_told_by_its_line(tmp_path, name, content, said):
         traces.read(path)
 
 
+@pytest.mark.parametrize("name", ["noise.csv", "noise.jsonl", "noise.csv.gz"])
+def test_a_file_that_holds_something_else_is_told(tmp_path, name):
+    path = tmp_path / name
+    head = gzip.compress(b"TIMESTAMP,ContextTokens\n" * 50)[:12] if name.endswith(".gz") else b""
+    path.write_bytes(head + b"\xff\xfe\x00" * 1000)
+    with pytest.raises(CannotMeasure, match="cannot read the trace"):
+        traces.read(path)
+
+
 def test_a_trace_that_is_not_there_is_told(tmp_path):
     with pytest.raises(CannotMeasure, match="cannot read"):
         traces.read(tmp_path / "nothing.csv")
