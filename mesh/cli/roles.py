@@ -5,6 +5,8 @@ from dataclasses import dataclass
 
 FEWEST = {"gateway": 1, "scheduler": 1, "worker": 1, "cache": 0}
 MOST = {"gateway": 16, "scheduler": 8, "worker": 64, "cache": 8}
+# Of a count that is typed: enough to say what is wrong with it.
+MOST_DIGITS = 100
 # Who loses something by going first comes later: answers stand on workers, workers on schedulers and caches.
 STOP_ORDER = ("gateway", "worker", "scheduler", "cache", "valkey")
 
@@ -31,7 +33,7 @@ def parse(words: Sequence[str]) -> dict[str, int]:
             raise BadScale(f"{word!r} is not ROLE=COUNT")
         if role in wanted:
             raise BadScale(f"{role} is given twice")
-        if not (count.isascii() and count.isdigit()):
+        if not (count.isascii() and count.isdigit() and len(count) <= MOST_DIGITS):
             raise BadScale(f"{word!r}: {count!r} is not a count")
         wanted[role] = int(count)
     check(wanted)

@@ -20,6 +20,7 @@ def test_a_request_names_roles_and_counts() -> None:
         (["worker=-1"], "'-1' is not a count"),
         (["worker=²"], "'²' is not a count"),
         (["worker="], "'' is not a count"),
+        (["worker=" + "9" * 5000], "is not a count"),
         (["worker=1", "worker=2"], "worker is given twice"),
         (["wroker=2"], "'wroker' cannot be scaled; roles are gateway, scheduler, worker, cache"),
         (["valkey=2"], "'valkey' cannot be scaled"),
