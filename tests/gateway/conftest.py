@@ -442,15 +442,25 @@ class Stream:
 
 @pytest.fixture
 def ask(mesh: ScriptedMesh) -> Callable[..., Any]:
-    """`await ask(stream=True, **body)`: a Stream, or the response of a whole answer."""
+    """`await ask(stream=True, **body)`: a Stream, its lines told to `heard` as they come; or the response, read."""
 
-    async def asked(path: str = "/v1/chat/completions", *, gateway: Gateway | None = None, **body: Any) -> Any:
+    async def asked(
+        path: str = "/v1/chat/completions",
+        *,
+        gateway: Gateway | None = None,
+        heard: Callable[[str], object] = lambda _: None,
+        **body: Any,
+    ) -> Any:
         default = {"prompt": "Say"} if path == "/v1/completions" else {"messages": [{"role": "user", "content": "Say"}]}
         async with mesh.http(gateway) as client:
             request = client.build_request("POST", path, json={"model": MODEL, **default, **body})
             response = await client.send(request, stream=True)
             if body.get("stream") and response.status_code == 200:
-                return Stream(200, response.headers, [line async for line in response.aiter_lines()])
+                stream = Stream(200, response.headers, [])
+                async for line in response.aiter_lines():
+                    stream.lines.append(line)
+                    heard(line)
+                return stream
             await response.aread()
             return response
 

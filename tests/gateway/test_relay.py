@@ -32,13 +32,15 @@ async def test_a_worker_that_breaks_in_mid_stream_is_followed_by_another(mesh, p
     assert (failed.kind, failed.worker_id, failed.emitted_tokens) == (sched.FAILURE_KIND_RESET, "w1", 3)
 
 
-async def test_a_killed_worker_is_followed_by_another(mesh, play, answer, ask, eventually):
+async def test_a_killed_worker_is_followed_by_another(mesh, play, answer, ask):
     mesh.worker.scripts = [play.first(4, play.says(answer), play.progresses)]
     second = await mesh.add_worker(play.says(answer))
-    asking = asyncio.create_task(ask(stream=True))
-    await eventually(lambda: mesh.worker.running)
-    await mesh.worker.kill()
-    stream = await asking
+    third = asyncio.Event()
+    async with asyncio.TaskGroup() as group:
+        asking = group.create_task(ask(stream=True, heard=lambda line: "three" in line and third.set()))
+        await third.wait()
+        await mesh.worker.kill()
+    stream = asking.result()
     assert (stream.text(), stream.reason()) == (TEXT, "stop")
     assert list(second.requests[0].choices[0].emitted_ids) == answer[:3]
 
