@@ -115,10 +115,7 @@ class BatchingEngine:
 
     def step(self) -> StepResult:
         begin_s = self._clock()
-        events: list[Event] = []
-        endings, self._endings = self._endings, []
-        for ending in endings:
-            events += self._finish(ending)
+        events = self._finish_decided()
         pieces, fresh = self._schedule.plan_step(self._pace.budget)
         for piece in pieces:
             events += self._accept(piece.sequence.request, begin_s)
@@ -131,10 +128,7 @@ class BatchingEngine:
             events += self._absorb(outcome)
         self._vitality.note(outcomes)
         duration_s = self._clock() - begin_s
-        if pieces:
-            prefill = sum(piece.count for piece in pieces if piece.count > 1)
-            self._meters.record(duration_s, prefill, sum(piece.count == 1 for piece in pieces))
-            self._pace.record(duration_s, prefill)
+        self._measure(pieces, duration_s)
         stored, evicted = self.pool.take_changes()
         blocks_computed, self._computed = self._computed, {}
         return StepResult(
@@ -147,6 +141,18 @@ class BatchingEngine:
             blocks_evicted=evicted,
             blocks_computed=blocks_computed,
         )
+
+    def _finish_decided(self) -> list[Event]:
+        """Endings that were decided since the last step."""
+        endings, self._endings = self._endings, []
+        return [event for ending in endings for event in self._finish(ending)]
+
+    def _measure(self, pieces: list[Piece], duration_s: float) -> None:
+        """A step without pieces tells nothing of how fast they are."""
+        if pieces:
+            prefill = sum(piece.count for piece in pieces if piece.count > 1)
+            self._meters.record(duration_s, prefill, sum(piece.count == 1 for piece in pieces))
+            self._pace.record(duration_s, prefill)
 
     def _request(self, plan: Plan) -> Request:
         root = namespace(self.info.model_digest, self.info.tokenizer_digest, plan.adapter, plan.cache_salt)
