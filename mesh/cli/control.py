@@ -15,6 +15,8 @@ import msgspec
 from mesh.cli.state import run_dir
 
 REQUEST_S = 5.0
+# A client's, for the first reply: a supervisor that was stopped still lets it connect.
+FIRST_REPLY_S = 30.0
 MOST_CLIENTS = 8
 MOST_REQUEST_BYTES = 64 * 1024
 
@@ -123,10 +125,15 @@ def _address() -> Iterator[str]:
 
 
 def ask(request: Scale) -> Iterator[Reply]:
-    """Send a request and give each reply as it comes, up to the last. Raises OSError if no supervisor listens."""
+    """Send a request and give each reply as it comes, up to the last. Raises OSError if no supervisor listens.
+
+    Only the first reply is due in FIRST_REPLY_S: how long the work may take is the request's to say.
+    """
     with _address() as address, socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
         connection.connect(address)
+        connection.settimeout(FIRST_REPLY_S)  # not before: with one, connecting does not wait for a place in line
         connection.sendall(msgspec.json.encode(request) + b"\n")
         with connection.makefile("rb") as lines:
             for line in lines:
+                connection.settimeout(None)
                 yield msgspec.json.decode(line, type=Reply)

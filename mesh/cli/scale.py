@@ -51,6 +51,9 @@ def _ask(request: "Scale") -> Iterator["Reply"]:
             if isinstance(last, control.Refused):
                 raise Problem(f"nothing was changed: {last.message}", f"logs: {state.logs_dir()}")
             yield last
+    except TimeoutError:
+        advice = "it may still do what was asked: `shoal status` shows it"
+        raise Problem(f"the mesh has not answered for {control.FIRST_REPLY_S:g} s", advice) from None
     except OSError as error:
         if last is None:
             raise Problem(f"the mesh is {mesh.phase} and takes no commands ({error.strerror})") from None

@@ -122,3 +122,9 @@ async def test_more_clients_than_a_mesh_serves_wait_for_their_turn(mesh: Mesh, e
 def test_without_a_mesh_there_is_nobody_to_ask() -> None:
     with pytest.raises(OSError, match="No such file"):
         next(control.ask(Scale({"worker": 2})))
+
+
+def test_a_supervisor_that_says_nothing_is_waited_for_no_longer_than_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(control, "FIRST_REPLY_S", 0.05)
+    with control._listening(), pytest.raises(TimeoutError):
+        next(control.ask(Scale({"worker": 2})))
