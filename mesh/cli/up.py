@@ -20,8 +20,7 @@ if TYPE_CHECKING:
     from mesh.cli.plan import MeshPlan
     from mesh.cli.state import MeshState
 
-REFRESH_S = 1.0
-
+LOOK_EVERY_S = 0.2
 STOP_SPARE_S = 10.0
 
 
@@ -202,7 +201,7 @@ def _wait_ready(supervisor: "subprocess.Popen[bytes]", timeout_s: float, say: "C
         if supervisor.poll() is not None:
             log = (state.logs_dir() / "supervisor.log").read_text(errors="replace")
             raise Problem(f"the supervisor ended with {supervisor.returncode}:\n{log[-2000:]}")
-        time.sleep(REFRESH_S / 5)
+        time.sleep(LOOK_EVERY_S)
     supervisor.terminate()
     supervisor.wait(stop_s + STOP_SPARE_S)
     raise Problem(f"the mesh was not ready within {timeout_s:g} s", f"logs: {state.logs_dir()}")
