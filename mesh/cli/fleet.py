@@ -79,9 +79,11 @@ class Fleet:
 
     async def stop(self, processes: Iterable[ManagedProcess]) -> list[str]:
         """End them, all at once, each within its grace. Returns the names of those that had to be killed."""
-        stopping = list(processes)
-        ended = await asyncio.gather(*(p.stop(grace_s(p.spec.role, os.environ | p.spec.env)) for p in stopping))
-        return [process.spec.name for process, in_time in zip(stopping, ended, strict=True) if not in_time]
+        async with asyncio.TaskGroup() as group:
+            ending = {
+                process.spec.name: group.create_task(process.stop(_grace_s(process.spec))) for process in processes
+            }
+        return [name for name, in_time in ending.items() if not in_time.result()]
 
     async def remove(self, processes: Iterable[ManagedProcess]) -> list[str]:
         """Stop them and forget them. Returns the names of those that had to be killed."""
@@ -109,3 +111,7 @@ class Fleet:
                 raise
             logger.warning("%s", failure)
             process.give_up(failure)
+
+
+def _grace_s(spec: ProcessSpec) -> float:
+    return grace_s(spec.role, os.environ | spec.env)
