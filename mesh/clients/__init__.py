@@ -1,1 +1,1 @@
-"""Typed clients of the mesh's services: they alone touch stubs, and turn protobuf into plain frozen dataclasses."""
+"""Typed clients of the mesh's services: they turn protobuf into plain frozen values, so that callers see no stub."""
