@@ -11,7 +11,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from enum import StrEnum
 
-from cache_service.budget import ByteBudget
+from cache_service.budget import Budget
 from cache_service.limits import Limits
 from cache_service.metrics import Metrics
 from cache_service.redis_bundles import RedisAway, RedisBundles, RedisFull, storage_key
@@ -42,8 +42,9 @@ class ColdStore:
     """Bundles behind `redis`. Nothing here raises for Redis' sake."""
 
     def __init__(self, redis: RedisBundles, limits: Limits, metrics: Metrics) -> None:
-        self.receiving = ByteBudget(limits.held_bytes, limits.room_s)
-        self.sending = ByteBudget(limits.held_bytes, limits.room_s)
+        self.receiving = Budget(limits.held_bytes, limits.room_s)
+        self.sending = Budget(limits.held_bytes, limits.room_s)
+        self.puts = Budget(limits.puts, limits.room_s, "calls of Put")
         metrics.held("received", lambda: self.receiving.held)
         metrics.held("sent", lambda: self.sending.held)
         self._redis = redis

@@ -5,7 +5,10 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """`held_bytes` bounds what is being received, and again what is being sent."""
+    """`held_bytes` bounds what is being received, and again what is being sent.
+
+    `puts` bounds what gRPC itself holds of streams that are being read: several pieces of each.
+    """
 
     max_keys: int
     max_bundle_bytes: int
@@ -13,3 +16,4 @@ class Limits:
     room_s: float
     stall_s: float
     connections: int
+    puts: int

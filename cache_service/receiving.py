@@ -8,7 +8,7 @@ import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator
 from typing import Any
 
-from cache_service.budget import ByteBudget
+from cache_service.budget import Budget
 from mesh.errors import DeadlineExceeded, InvalidRequest
 from mesh.kv import Bundle, KvGeometry
 from mesh.kv_wire import Assembly
@@ -23,7 +23,7 @@ Origin = tuple[bytes, KvGeometry]
 class Receiver:
     """Reads `pieces`. A bundle may have `most_bytes`, and be whole within `stall_s`."""
 
-    def __init__(self, pieces: Pieces, most_bytes: int, stall_s: float, memory: ByteBudget) -> None:
+    def __init__(self, pieces: Pieces, most_bytes: int, stall_s: float, memory: Budget) -> None:
         self._pieces = aiter(pieces)
         self._most_bytes = most_bytes
         self._stall_s = stall_s

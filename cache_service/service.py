@@ -1,7 +1,7 @@
 """CacheService: turns protobuf into the cold store's calls and back; decides nothing."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
 from typing import Any
 
@@ -76,9 +76,7 @@ class CacheService(cache_pb2_grpc.CacheServiceServicer):
         count = dict.fromkeys(Written, 0)
         async with self._in_flight.rpc(context):
             with self._metrics.operation("put") as operation:
-                limits = self._limits
-                receiver = Receiver(request_iterator, limits.max_bundle_bytes, limits.stall_s, self._store.receiving)
-                async with aclosing(receiver.bundles()) as bundles:
+                async with self._store.puts.hold(1), aclosing(self._receive(request_iterator)) as bundles:
                     async for bundle in bundles:
                         written = await self._store.write(bundle)
                         size = bundle.geometry.bundle_bytes
@@ -91,6 +89,10 @@ class CacheService(cache_pb2_grpc.CacheServiceServicer):
         return cache_pb2.PutReply(
             stored=count[Written.STORED], already_held=count[Written.HELD], refused=count[Written.REFUSED]
         )
+
+    def _receive(self, pieces: AsyncIterator[cache_pb2.Chunk]) -> AsyncGenerator[Bundle, None]:
+        limits = self._limits
+        return Receiver(pieces, limits.max_bundle_bytes, limits.stall_s, self._store.receiving).bundles()
 
     async def Stats(self, request: cache_pb2.StatsRequest, context: Context) -> cache_pb2.StatsReply:
         async with self._in_flight.rpc(context):

@@ -23,7 +23,9 @@ from shoal.cache.v1 import cache_pb2_grpc
 
 GEOMETRY = KvGeometry("fp16", block_tokens=16, layers=2, kv_heads=1, head_dim=8)
 LARGE = KvGeometry("fp32", block_tokens=16, layers=30, kv_heads=3, head_dim=64)
-LIMITS = Limits(max_keys=1000, max_bundle_bytes=8 * 2**20, held_bytes=16 * 2**20, room_s=5, stall_s=30, connections=8)
+LIMITS = Limits(
+    max_keys=1000, max_bundle_bytes=8 * 2**20, held_bytes=16 * 2**20, room_s=5, stall_s=30, connections=8, puts=64
+)
 # Long enough that a busy machine is no dead Redis; tests that wait for it say so.
 PATIENT_S = 10.0
 

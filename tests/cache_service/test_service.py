@@ -318,6 +318,20 @@ async def test_open_bundles_are_bounded_by_their_bytes(serve, valkey, make, even
         assert (await put(running, chunks_of(second))).stored == 1
 
 
+async def test_calls_of_put_are_bounded_by_their_number(serve, valkey, make, eventually) -> None:
+    async with serve(valkey, puts=1, room_s=0.05) as running:
+        opened = running.stub.Put(timeout=TIMEOUT_S)
+        await opened.write(parts(make(1)[0], 100)[0])
+        await eventually(lambda: running.store.receiving.held)
+        refused = await refusal(running, chunks_of(make(1)))
+        assert isinstance(refused, Overloaded)
+        assert "1 of 1 calls of Put" in refused.message
+        assert running.metric("operations_total", operation="put", outcome="no_room") == 1
+        opened.cancel()
+        await eventually(lambda: running.store.puts.held == 0)
+        assert (await put(running, chunks_of(make(1)))).stored == 1
+
+
 async def test_a_reader_that_takes_nothing_makes_the_service_hold_little_and_is_cut_off(
     serve, valkey, make, keys, eventually
 ) -> None:
