@@ -1,117 +1,22 @@
-"""Who gets in with TLS on: the right certificate of the right CA with the right role, and nobody else."""
+"""Who gets in with TLS on: the right certificate of the right CA, also while they are replaced, and nobody else."""
 
 import asyncio
-import datetime
 import logging
 import os
 import shutil
 import ssl
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
 from pathlib import Path
 
 import grpc
 import pytest
-from grpc_health.v1 import health_pb2, health_pb2_grpc
-from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
-from prometheus_client import CollectorRegistry
 
-from mesh.callers import OnlyFrom
 from mesh.cli.authority import Authority, Validity
 from mesh.client import connect
-from mesh.errors import PermissionDenied, error_of
-from mesh.expiry import Expiry, ending_soon
 from mesh.server import Server
-from mesh.tls import CACHE, GATEWAY, OPERATOR, SCHEDULER, WORKER, Tls, TlsError
+from mesh.tls import CACHE, GATEWAY, SCHEDULER, WORKER, Tls, TlsError
 from shoal.cache.v1 import cache_pb2, cache_pb2_grpc
 
-NAME = "shoal.cache.v1.CacheService"
-CALLERS = (WORKER, OPERATOR)
-IDENTITIES = (GATEWAY, WORKER, CACHE, OPERATOR)
-NOW = Validity.days(30)
-PAST = Validity(
-    datetime.datetime.now(datetime.UTC) - datetime.timedelta(days=2),
-    datetime.datetime.now(datetime.UTC) - datetime.timedelta(days=1),
-)
-
-
-def write(folder: Path, identity: str, authority: Authority, valid: Validity = NOW, name: str = "") -> None:
-    """A certificate for `identity`, or under its file name for the identity `name`."""
-    folder.mkdir(exist_ok=True)
-    (folder / "ca.pem").write_bytes(authority.pem)
-    certificate, key = authority.issue(name or identity, valid)
-    (folder / f"{identity}.pem").write_bytes(certificate)
-    (folder / f"{identity}.key").write_bytes(key)
-
-
-@pytest.fixture(scope="module")
-def authority() -> Authority:
-    return Authority(NOW)
-
-
-@pytest.fixture
-def folder(tmp_path: Path, authority: Authority) -> Path:
-    folder = tmp_path / "certs"
-    for identity in IDENTITIES:
-        write(folder, identity, authority)
-    return folder
-
-
-class Cache(cache_pb2_grpc.CacheServiceServicer):
-    """A call that is answered, and one that streams."""
-
-    async def Stats(self, request: cache_pb2.StatsRequest, context: grpc.aio.ServicerContext) -> cache_pb2.StatsReply:
-        return cache_pb2.StatsReply(hits=1)
-
-    async def Get(
-        self, request: cache_pb2.GetRequest, context: grpc.aio.ServicerContext
-    ) -> AsyncIterator[cache_pb2.Chunk]:
-        yield cache_pb2.Chunk()
-        yield cache_pb2.Chunk()
-
-
-class Service:
-    """A cache service that runs with the certificates of a folder."""
-
-    def __init__(self, folder: Path) -> None:
-        self.registry = CollectorRegistry()
-        self.tls = Tls(folder, CACHE)
-        self.server = Server(
-            {NAME: lambda server: cache_pb2_grpc.add_CacheServiceServicer_to_server(Cache(), server)},
-            [OnlyFrom(CALLERS, self.registry)],
-        )
-        self.address = ""
-
-    def refused(self, caller: str) -> float:
-        return self.registry.get_sample_value("shoal_tls_refused_calls_total", {"caller": caller}) or 0.0
-
-
-@asynccontextmanager
-async def serving(folder: Path) -> AsyncIterator[Service]:
-    service = Service(folder)
-    service.address = f"127.0.0.1:{await service.server.start('127.0.0.1', 0, service.tls)}"
-    try:
-        yield service
-    finally:
-        await service.server.drain(0)
-
-
-@pytest.fixture
-async def service(folder: Path) -> AsyncIterator[Service]:
-    async with serving(folder) as service:
-        yield service
-
-
-async def stats(channel: grpc.aio.Channel) -> int:
-    async with channel:
-        stub = cache_pb2_grpc.CacheServiceStub(channel)
-        return (await stub.Stats(cache_pb2.StatsRequest(), timeout=5)).hits
-
-
-async def refusal(channel: grpc.aio.Channel) -> grpc.aio.AioRpcError:
-    with pytest.raises(grpc.aio.AioRpcError) as refused:
-        await stats(channel)
-    return refused.value
+from .conftest import IDENTITIES, NAME, NOW, PAST, Cache, Service, refusal, serving, stats, write
 
 
 def stranger(authority: Authority, mesh: Authority, valid: Validity = NOW) -> grpc.ChannelCredentials:
@@ -126,65 +31,10 @@ def secure(service: Service, credentials: grpc.ChannelCredentials) -> grpc.aio.C
     )
 
 
-@pytest.mark.parametrize("identity", CALLERS)
-async def test_an_identity_with_business_there_is_answered(identity: str, service: Service, folder: Path) -> None:
-    assert await stats(connect(service.address, Tls(folder, identity), CACHE)) == 1
-
-
-async def test_streams_pass_whole(service: Service, folder: Path) -> None:
-    async with connect(service.address, Tls(folder, WORKER), CACHE) as channel:
-        chunks = [
-            chunk async for chunk in cache_pb2_grpc.CacheServiceStub(channel).Get(cache_pb2.GetRequest(), timeout=5)
-        ]
-    assert len(chunks) == 2
-
-
 async def test_replicas_at_other_addresses_share_one_certificate(service: Service, folder: Path) -> None:
     async with serving(folder) as replica:
         for address in (service.address, replica.address, replica.address.replace("127.0.0.1", "localhost")):
             assert await stats(connect(address, Tls(folder, WORKER), CACHE)) == 1
-
-
-async def test_a_certificate_of_the_ca_without_business_there_is_denied_with_words_and_counted(
-    service: Service, folder: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    with caplog.at_level(logging.WARNING):
-        error = await refusal(connect(service.address, Tls(folder, GATEWAY), CACHE))
-    meant = error_of(error)
-    assert isinstance(meant, PermissionDenied)
-    assert meant.message == "gateway.shoal may not call this service; operator.shoal, worker.shoal may"
-    assert service.refused("gateway") == 1
-    assert "refused /shoal.cache.v1.CacheService/Stats to gateway" in caplog.text
-    assert await stats(connect(service.address, Tls(folder, WORKER), CACHE)) == 1
-
-
-async def test_a_stream_without_business_there_is_denied_too(service: Service, folder: Path) -> None:
-    async with connect(service.address, Tls(folder, GATEWAY), CACHE) as channel:
-        call = cache_pb2_grpc.CacheServiceStub(channel).Get(cache_pb2.GetRequest(), timeout=5)
-        with pytest.raises(grpc.aio.AioRpcError) as refused:
-            await call.read()
-    assert refused.value.code() is grpc.StatusCode.PERMISSION_DENIED
-
-
-async def test_reflection_is_for_those_with_business_and_health_for_every_certificate_of_the_ca(
-    service: Service, folder: Path
-) -> None:
-    async with connect(service.address, Tls(folder, GATEWAY), CACHE) as channel:
-        health = health_pb2_grpc.HealthStub(channel)
-        answer = await health.Check(health_pb2.HealthCheckRequest(service="live"), timeout=5)
-        assert answer.status == health_pb2.HealthCheckResponse.SERVING
-        request = reflection_pb2.ServerReflectionRequest(list_services="")
-        call = reflection_pb2_grpc.ServerReflectionStub(channel).ServerReflectionInfo(iter([request]), timeout=5)
-        with pytest.raises(grpc.aio.AioRpcError) as refused:
-            await call.read()
-        assert refused.value.code() is grpc.StatusCode.PERMISSION_DENIED
-
-
-async def test_a_method_that_is_not_there_is_unimplemented(service: Service, folder: Path) -> None:
-    async with connect(service.address, Tls(folder, WORKER), CACHE) as channel:
-        with pytest.raises(grpc.aio.AioRpcError) as refused:
-            await channel.unary_unary("/shoal.cache.v1.CacheService/Nothing")(b"", timeout=5)
-    assert refused.value.code() is grpc.StatusCode.UNIMPLEMENTED
 
 
 async def test_strangers_get_nowhere_and_harm_nothing(service: Service, folder: Path, authority: Authority) -> None:
@@ -366,25 +216,3 @@ def test_a_key_that_may_not_be_read_is_named(folder: Path) -> None:
     (folder / "worker.key").chmod(0)
     with pytest.raises(TlsError, match=r"worker\.key: Permission denied"):
         Tls(folder, WORKER)
-
-
-def test_only_certificates_that_end_within_a_fortnight_are_warned_of() -> None:
-    day = 86_400.0
-    sentences = list(ending_soon({"a.pem": 13 * day, "b.pem": 15 * day, "c.pem": -1.0}, now=0.0))
-    assert len(sentences) == 2
-    assert "a.pem ends in 13.0 days" in sentences[0]
-    assert "c.pem has expired" in sentences[1]
-
-
-async def test_the_end_of_a_certificate_is_a_metric_and_near_its_end_a_warning(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, eventually: Callable[..., Awaitable[object]]
-) -> None:
-    soon = Validity.days(3)
-    write(tmp_path, WORKER, Authority(NOW), soon)
-    registry = CollectorRegistry()
-    reminding = asyncio.ensure_future(Expiry(Tls(tmp_path, WORKER), registry).remind())
-    await eventually(lambda: "worker.pem ends in 3.0 days" in caplog.text)
-    assert "ca.pem" not in caplog.text
-    ends = registry.get_sample_value("shoal_tls_certificate_expires_timestamp_seconds", {"file": "worker.pem"})
-    assert ends == int(soon.end.timestamp())
-    reminding.cancel()
