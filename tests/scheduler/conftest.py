@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import itertools
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
@@ -15,11 +16,14 @@ import pytest_asyncio
 from prometheus_client import CollectorRegistry
 
 from mesh.client import connect
+from mesh.errors import ShoalError
 from mesh.server import Server
 from scheduler.absence import AbsencePolicy
 from scheduler.breaker import BreakerPolicy
 from scheduler.demand import Demand, Pins
 from scheduler.dispatcher import Dispatcher, Policies
+from scheduler.effects import Ended, Granted
+from scheduler.leases import Open
 from scheduler.metrics import Metrics
 from scheduler.reports import Hello, Load
 from scheduler.service import SchedulerService
@@ -53,10 +57,68 @@ class Make:
         """Started at 0 s, settled at once."""
         return Dispatcher(Policies(**({"absence": AbsencePolicy(settle_s=0)} | given)), now=0.0)
 
+    def bench(self, **policies: Any) -> "Bench":
+        """A dispatcher of those policies on a bench of its own."""
+        return Bench(self, **policies)
+
 
 @pytest.fixture(scope="session")
 def make() -> Make:
     return Make()
+
+
+class Bench:
+    """A dispatcher, its workers and its time."""
+
+    def __init__(self, make, **policies) -> None:
+        self.make = make
+        self.now = 0.0
+        self.dispatcher = make.dispatcher(**policies)
+        self._connections = itertools.count(100)
+        self._seq: Counter[int] = Counter()
+        self._leases = itertools.count(1)
+
+    def attach(self, worker_id: str = "w1", load: dict | None = None, **hello) -> int:
+        connection = next(self._connections)
+        self.dispatcher.attach(connection, self.make.hello(worker_id, **hello), self.now)
+        self.report(connection, **(load or {}))
+        return connection
+
+    def report(self, connection: int, *running: tuple[str, int], **load):
+        self._seq[connection] += 1
+        given = {"running": frozenset(running), "sequences": len(running)} | load
+        return self.dispatcher.load(connection, self.make.load(self._seq[connection], **given), self.now)
+
+    def open(self, request_id: str = "r1", opening: dict | None = None, **demand):
+        """Lease number and effects."""
+        lease = next(self._leases)
+        event = Open(self.make.demand(request_id, **demand), **(opening or {}))
+        return lease, self.dispatcher.handle(lease, event, self.now)
+
+    def send(self, lease: int, event):
+        return self.dispatcher.handle(lease, event, self.now)
+
+    def tick(self, after_s: float = 0.0):
+        self.now += after_s
+        return self.dispatcher.tick(self.now)
+
+    @staticmethod
+    def grants(effects) -> list[tuple[str, int]]:
+        """Worker and attempt of each grant."""
+        return [(e.worker_id, e.attempt) for e in effects if isinstance(e, Granted)]
+
+    @staticmethod
+    def errors(effects) -> list[ShoalError | None]:
+        """How leases ended."""
+        return [e.error for e in effects if isinstance(e, Ended)]
+
+    def charges(self) -> int:
+        return len(self.dispatcher.fleet.ledger)
+
+
+@pytest.fixture
+def bench(make: Make) -> Bench:
+    return make.bench()
 
 
 # ---- one real server ----------------------------------------------------------------
