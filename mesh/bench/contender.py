@@ -12,10 +12,10 @@ from mesh.bench import openvino_driver
 from mesh.bench.answer import Ask
 from mesh.bench.generator import Generator
 from mesh.bench.http_target import HttpTarget
-from mesh.bench.local_mesh import end_with_parent
 from mesh.bench.peer_venv import PeerVenv
 from mesh.bench.report import CannotMeasure
 from mesh.bench.target import TargetOptions
+from mesh.child import end_with_parent
 
 OPENVINO = PeerVenv("openvino", "openvino-genai==2026.4.1.0")
 LOAD_TIMEOUT_S = 300.0

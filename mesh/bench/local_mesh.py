@@ -1,9 +1,7 @@
 """A mesh of a benchmark's own: in a temporary home, with the pulled model, stopped however the benchmark ends."""
 
 import asyncio
-import ctypes
 import os
-import signal
 import subprocess
 import sys
 import tempfile
@@ -19,6 +17,7 @@ import psutil
 from mesh import models
 from mesh.bench.progress import bar
 from mesh.bench.report import CannotMeasure
+from mesh.child import end_with_parent
 from mesh.cli.plan import MeshPlan
 from mesh.cli.state import MeshState
 from mesh.cli.view import mesh_load
@@ -28,7 +27,6 @@ from shoal.scheduler.v1 import scheduler_pb2
 READY_S = 180.0
 STOP_S = 60.0
 LOOK_EVERY_S = 0.2
-PR_SET_PDEATHSIG = 1
 
 
 class LocalMesh:
@@ -114,11 +112,6 @@ def _start(plan: MeshPlan, home: Path, env: dict[str, str]) -> "subprocess.Popen
             start_new_session=True,
             preexec_fn=end_with_parent,
         )
-
-
-def end_with_parent() -> None:
-    """In a child: end when the benchmark does, should it be killed."""
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 def stop(process: "subprocess.Popen[Any]", grace_s: float = STOP_S) -> None:

@@ -7,9 +7,10 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from mesh.bench.local_mesh import end_with_parent, stop
+from mesh.bench.local_mesh import stop
 from mesh.bench.progress import Bar, bar
 from mesh.bench.report import CannotMeasure
+from mesh.child import end_with_parent
 from mesh.models import cache_dir
 
 INSTALL_TIMEOUT_S = 3600.0

@@ -15,10 +15,11 @@ from pathlib import Path
 import psutil
 
 from mesh.bench import hf_folder
-from mesh.bench.local_mesh import end_with_parent, stop
+from mesh.bench.local_mesh import stop
 from mesh.bench.peer_venv import PeerVenv
 from mesh.bench.progress import bar
 from mesh.bench.report import CannotMeasure
+from mesh.child import end_with_parent
 from mesh.models import ModelFolder
 
 VERSION = "0.32.0"

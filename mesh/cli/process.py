@@ -5,7 +5,6 @@ kernel ends it (SIGTERM) should the supervisor be killed: nothing is left behind
 """
 
 import asyncio
-import ctypes
 import logging
 import os
 import re
@@ -14,13 +13,13 @@ import time
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 
+from mesh.child import end_with_parent
 from mesh.cli.log_tail import log_tail
 from mesh.cli.plan import ProcessSpec
 from mesh.cli.state import ProcessState
 from mesh.client import Backoff
 from mesh.settings import UNUSABLE_SETTINGS
 
-PR_SET_PDEATHSIG = 1
 PROBE_EVERY_S = 0.1
 # A process that ends this often before it was ever ready will not come up by trying again.
 MOST_FAILED_STARTS = 3
@@ -150,7 +149,7 @@ class ManagedProcess:
                 stdout=log,
                 stderr=log,
                 start_new_session=True,
-                preexec_fn=_end_with_parent,
+                preexec_fn=end_with_parent,
             )
 
     async def _watch(self, process: asyncio.subprocess.Process) -> bool:
@@ -209,7 +208,3 @@ def ending(returncode: int | None) -> str:
         return f"ended by {signal.Signals(-returncode).name}"
     except ValueError:  # a real-time signal
         return f"ended by signal {-returncode}"
-
-
-def _end_with_parent() -> None:
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
