@@ -4,6 +4,7 @@ No request pays for finding out whether the dependency is back: while the breake
 probes by whoever owns it, ever more seldom. The dependency may answer probes and still fail at its work: its open time
 goes on doubling until the very kind of work that failed has gone well again.
 Source: Nygard, "Release It!" (2007), with exponential back-off.
+A worker, which requests cannot do without, has another: scheduler/breaker.py lets a request through to find out.
 """
 
 from dataclasses import dataclass
