@@ -35,7 +35,7 @@ class ColdFields(ModelSettings):
     cold_bytes_in_flight: ByteSize = Field(
         ByteSize(64 << 20), gt=0, description="Most KV between the cache services and the engine, over all requests."
     )
-    cold_store_queue: int = Field(
+    cold_queue_blocks: int = Field(
         4096, ge=0, description="Blocks that may wait to be stored; more are dropped, to be computed again elsewhere."
     )
 
@@ -57,5 +57,5 @@ class ColdFields(ModelSettings):
             caches=self.caches,
             limits=limits,
             bytes_in_flight=self.cold_bytes_in_flight,
-            queue_blocks=self.cold_store_queue,
+            queue_blocks=self.cold_queue_blocks,
         )

@@ -63,7 +63,7 @@ async def stage(workers: Any, ready: Any) -> AsyncIterator[Stage]:
     server = await asyncio.start_server(lambda *_: None, "127.0.0.1", 0)
     port = server.sockets[0].getsockname()[1]
     server.close()
-    budgets = {"cold_match_ms": 300, "cold_stall_ms": 1000, "cold_store_queue": 24}
+    budgets = {"cold_match_ms": 300, "cold_stall_ms": 1000, "cold_queue_blocks": 24}
     async with workers.own_worker(worker_id="staged", caches=f"127.0.0.1:{port}", **budgets) as rig:
         yield Stage(await ready(rig), workers, port)
 
