@@ -72,10 +72,10 @@ def main(arguments: list[str]) -> int:
     asked = parser.add_mutually_exclusive_group()
     asked.add_argument("--live", action="store_true", help="whether the process answers, not whether it can work")
     asked.add_argument("--service", default="", metavar="NAME", help="one service instead of the whole server")
-    parser.add_argument("--timeout", type=float, default=TIMEOUT_S, metavar="S", help="seconds (default: %(default)g)")
+    parser.add_argument("--timeout-s", type=float, default=TIMEOUT_S, metavar="S", help="(default: %(default)g)")
     given = parser.parse_args(arguments)
     service = LIVENESS if given.live else given.service
-    problem = check(given.address, service, given.timeout, os.environ.get("SHOAL_TLS_DIR", ""))
+    problem = check(given.address, service, given.timeout_s, os.environ.get("SHOAL_TLS_DIR", ""))
     if problem:
         print(f"{given.address}: {problem}", file=sys.stderr)
     return 1 if problem else 0

@@ -56,7 +56,7 @@ async def test_a_service_that_is_not_there_is_a_failure_that_names_the_status(se
 
 
 async def test_nobody_there_is_a_failure_within_its_time() -> None:
-    code, told = await probe("127.0.0.1:1", "--timeout", "1")
+    code, told = await probe("127.0.0.1:1", "--timeout-s", "1")
     assert code == 1
     assert told.startswith("127.0.0.1:1: ")
     assert told.count("\n") == 1
