@@ -12,8 +12,10 @@ from gpu_worker.engine.bulk import HEADER, BulkPort, Kind
 from gpu_worker.engine.kv import BlockPool
 from gpu_worker.engine.messages import Shutdown, StepDone, Submit, decode_report, encode
 from gpu_worker.engine.process import _Port, serve
+from gpu_worker.engine.schedule import DEVICE_TIER, SHARED_TIER
 from gpu_worker.engine.transfer import Transfer
 from gpu_worker.models.paged import KvShape, PagedKv
+from shoal.types.v1 import types_pb2
 
 PROMPT = [5 + at % 60 for at in range(70)]  # four full blocks and six tokens
 
@@ -28,6 +30,11 @@ def computed(engine, lab, plan) -> dict[bytes, bytes]:
 
 def accepted(answers) -> AcceptedEvent:
     return next(event for event in answers.events if isinstance(event, AcceptedEvent))
+
+
+def test_tiers_are_numbered_as_in_the_contract():
+    """The engine does not read the contract, so nothing else holds it to these numbers."""
+    assert (DEVICE_TIER, SHARED_TIER) == (types_pb2.KV_TIER_DEVICE, types_pb2.KV_TIER_SHARED)
 
 
 def test_an_answer_from_loaded_blocks_is_the_computed_one_and_says_where_they_came_from(lab):
