@@ -19,6 +19,7 @@ Details travel as google.rpc.BadRequest (which field) and google.rpc.RetryInfo (
 """
 
 import math
+import traceback
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -215,6 +216,8 @@ async def errors_as_status(context: grpc.aio.ServicerContext[Any, Any]) -> Async
         yield
     except ShoalError as error:
         status = rpc_status.to_status(status_of(error))
+        # gRPC keeps an aborted call in a cycle: what the handler held of it must not wait for the garbage collector.
+        traceback.clear_frames(error.__traceback__)
         await context.abort(status.code, status.details, status.trailing_metadata)
 
 

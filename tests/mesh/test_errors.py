@@ -1,5 +1,8 @@
 """One tree, one table: an error keeps its meaning over a real gRPC hop."""
 
+import gc
+import weakref
+
 import grpc
 import pytest
 
@@ -24,22 +27,27 @@ ALL = [
 
 
 class Failing(grpc.GenericRpcHandler):
-    """Ends every call with the error it was given."""
+    """Answers every call by one handler."""
 
-    def __init__(self, error: errors.ShoalError) -> None:
-        self._error = error
+    def __init__(self, handler: grpc.RpcMethodHandler) -> None:
+        self._handler = handler
 
     def service(self, handler_call_details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler:
-        async def handle(request: bytes, context: grpc.aio.ServicerContext) -> bytes:
-            async with errors.errors_as_status(context):
-                raise self._error
-
-        return grpc.unary_unary_rpc_method_handler(handle)
+        return self._handler
 
 
 async def over_the_wire(error: errors.ShoalError, payload: bytes = b"") -> errors.ShoalError:
+    async def handle(request: bytes, context: grpc.aio.ServicerContext) -> bytes:
+        async with errors.errors_as_status(context):
+            raise error
+
+    return await served(grpc.unary_unary_rpc_method_handler(handle), payload)
+
+
+async def served(handler: grpc.RpcMethodHandler, payload: bytes = b"") -> errors.ShoalError:
+    """What a client reads of a call that `handler` ends with an error."""
     server = grpc.aio.server(options=server_options())
-    server.add_generic_rpc_handlers((Failing(error),))
+    server.add_generic_rpc_handlers((Failing(handler),))
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
     try:
@@ -58,6 +66,31 @@ async def test_an_error_comes_back_as_it_was_raised(error: errors.ShoalError) ->
     assert type(received) is type(error)
     assert (received.message, received.field, received.code) == (error.message, error.field, error.code)
     assert received.retry_after_s == error.retry_after_s
+
+
+class Payload:
+    """Stands for what a handler holds of its request."""
+
+
+async def test_what_a_handler_held_is_free_as_soon_as_its_call_was_refused() -> None:
+    held: list[weakref.ref[Payload]] = []
+
+    async def deeper() -> None:
+        payload = Payload()
+        held.append(weakref.ref(payload))
+        raise errors.DeadlineExceeded("too slow")
+
+    async def handle(request: bytes, context: grpc.aio.ServicerContext) -> bytes:
+        async with errors.errors_as_status(context):
+            await deeper()
+        return b""
+
+    gc.disable()  # cycles wait for it, and large things make it run no sooner
+    try:
+        await served(grpc.unary_unary_rpc_method_handler(handle))
+        assert held[0]() is None
+    finally:
+        gc.enable()
 
 
 @pytest.mark.parametrize("mebibytes", [4.2, 33])
