@@ -19,6 +19,8 @@ from mesh.telemetry import Telemetry
 from mesh.tls import OPERATOR, WORKER
 
 CALLERS = (WORKER, OPERATOR)
+# Else gRPC lets every stream bring what the network carries, megabytes of each, before anybody reads it.
+OPTIONS = (("grpc.http2.bdp_probe", 0),)
 
 log = logging.getLogger("shoal.cache")
 
@@ -31,7 +33,7 @@ async def serve(settings: CacheSettings, telemetry: Telemetry, stopping: asyncio
         store = ColdStore(redis, settings.limits(), metrics)
         service = CacheService(store, settings.limits(), metrics, in_flight)
         interceptors = [*telemetry.server_interceptors(), *only_from(CALLERS, tls, telemetry.registry)]
-        server = Server(service.registration(), interceptors, in_flight)
+        server = Server(service.registration(), interceptors, in_flight, OPTIONS)
         grpc_port = await server.start(settings.host, settings.port, tls)
         ports = {"event": "listening", "grpc_port": grpc_port, "metrics_port": telemetry.serve_metrics()}
         log.info("listening", extra={"fields": ports})

@@ -37,7 +37,7 @@ class CacheSettings(ServiceSettings):
         validate_default=True,
         description="Most bytes of bundles in memory that are being received; as many that are sent.",
     )
-    puts: int = Field(64, ge=1, description="Most calls of Put at once: gRPC holds up to 5 MiB of each that is read.")
+    puts: int = Field(64, ge=1, description="Most calls of Put at once: gRPC holds a piece or two of each.")
     room_s: float = Field(2, gt=0, description="Seconds that a call waits for room among these, before it is refused.")
     stall_s: float = Field(
         10, gt=0, description="Seconds in which a sender must bring a whole bundle, and a reader take a piece."

@@ -22,7 +22,7 @@ from mesh.malformed import RefuseMalformed
 from mesh.probe import LIVENESS
 from mesh.settings import SettingsError
 from mesh.tls import Tls
-from shoal.channel import server_options
+from shoal.channel import ChannelOptions, server_options
 
 log = logging.getLogger("shoal.server")
 
@@ -83,11 +83,15 @@ class Server:
         services: Mapping[str, AddService],
         interceptors: Sequence[grpc.aio.ServerInterceptor] = (),
         in_flight: InFlight | None = None,
+        options: ChannelOptions = (),
     ) -> None:
+        """`options` are added to those that all servers share."""
         self.in_flight = in_flight or InFlight()
         self._names = tuple(services)
         self._health = health.aio.HealthServicer()
-        self._server = grpc.aio.server(interceptors=[*interceptors, RefuseMalformed()], options=server_options())
+        self._server = grpc.aio.server(
+            interceptors=[*interceptors, RefuseMalformed()], options=(*server_options(), *options)
+        )
         for add in services.values():
             add(self._server)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)

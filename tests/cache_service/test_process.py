@@ -5,15 +5,19 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import urllib.request
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 
 import grpc
+import psutil
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from cache_service.settings import CacheSettings
+from mesh.kv import Bundle, KvGeometry
+from mesh.kv_wire import PIECE_BYTES, header_of
 from mesh.settings import SettingsError
 from shoal.cache.v1 import cache_pb2, cache_pb2_grpc
 
@@ -53,6 +57,32 @@ def test_it_listens_is_ready_while_redis_answers_and_ends_with_zero_on_sigterm(v
                 assert "shoal_cache_redis_up 1.0" in page.read().decode()
             process.send_signal(signal.SIGTERM)
             assert process.wait(timeout=10) == 0
+
+
+def endless(over: threading.Event) -> Iterator[cache_pb2.Chunk]:
+    """The largest bundle that is taken, piece by piece, and never its last one."""
+    shape = KvGeometry("fp16", block_tokens=16, layers=256, kv_heads=64, head_dim=64)
+    header = header_of(Bundle(b"k" * 16, b"n" * 16, shape, b"", 0))
+    for offset in range(0, shape.bundle_bytes - PIECE_BYTES, PIECE_BYTES):
+        yield cache_pb2.Chunk(header=None if offset else header, offset=offset, payload=bytes(PIECE_BYTES))
+    over.wait(20)
+
+
+def test_many_that_send_without_end_cannot_fill_its_memory(valkey) -> None:
+    over = threading.Event()
+    with start(SHOAL_CACHE_REDIS_URL=valkey, SHOAL_CACHE_STALL_S="2") as process, ExitStack() as channels:
+        channels.callback(over.set)
+        port = log_until(process, "listening")["grpc_port"]
+        stubs = [
+            cache_pb2_grpc.CacheServiceStub(
+                channels.enter_context(grpc.insecure_channel(f"127.0.0.1:{port}", (("number", number),)))
+            )
+            for number in range(4)
+        ]
+        calls = [stubs[number % 4].Put.future(endless(over), timeout=30) for number in range(120)]
+        codes = {call.code() for call in calls}
+        assert codes <= {grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.DEADLINE_EXCEEDED}
+        assert psutil.Process(process.pid).memory_info().rss < 800 * 2**20
 
 
 def test_it_serves_misses_without_redis_and_says_why() -> None:
