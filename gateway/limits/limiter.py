@@ -61,6 +61,7 @@ class Limiter:
         self._local = LocalBuckets()
         self._settling = asyncio.TaskGroup()
         self._owed: dict[Tenant, float] = {}
+        self._giving: dict[Tenant, asyncio.Task[None]] = {}  # what was owed and is on its way
         self._gathering = False
         self._down_until = -math.inf
         self._down = False
@@ -109,8 +110,8 @@ class Limiter:
         if self._redis is not None and time.monotonic() >= self._down_until:
             try:
                 wait_s = await self._redis.take(tenant.name, _rules(tenant), cost)
-                if wait_s > 0 and tenant in self._owed:
-                    await self._give_owed(self._redis)
+                if wait_s > 0 and (tenant in self._owed or tenant in self._giving):
+                    await self._give_owed(self._redis, tenant)
                     wait_s = await self._redis.take(tenant.name, _rules(tenant), cost)
             except BucketsUnavailable as error:
                 self._went_down(error)
@@ -140,12 +141,17 @@ class Limiter:
     async def _gather(self, redis: RedisBuckets) -> None:
         await asyncio.sleep(GATHER_S)
         self._gathering = False
-        await self._give_owed(redis)
+        for tenant in list(self._owed):
+            await self._give_owed(redis, tenant)
 
-    async def _give_owed(self, redis: RedisBuckets) -> None:
-        owed, self._owed = self._owed, {}
-        for tenant, amount in owed.items():
-            await self._give_to_redis(redis, tenant, amount)
+    async def _give_owed(self, redis: RedisBuckets, tenant: Tenant) -> None:
+        """Return when what was owed to `tenant` at this moment, or is on its way, is given. Goes on when cancelled."""
+        for _ in range(2):  # what is on its way, then what has come since
+            if tenant not in self._giving:
+                if not (amount := self._owed.pop(tenant, 0.0)):
+                    return
+                self._giving[tenant] = self._settling.create_task(self._give_to_redis(redis, tenant, amount))
+            await asyncio.shield(self._giving[tenant])
 
     async def _give_to_redis(self, redis: RedisBuckets, tenant: Tenant, amount: float) -> None:
         try:
@@ -153,6 +159,9 @@ class Limiter:
         except BucketsUnavailable as error:
             self._fallbacks.inc()
             self._went_down(error)
+        finally:
+            if self._giving.get(tenant) is asyncio.current_task():
+                del self._giving[tenant]
 
     def _went_down(self, error: BucketsUnavailable) -> None:
         self._down_until = time.monotonic() + PAUSE_S

@@ -198,3 +198,21 @@ async def test_refusals_are_counted_by_tenant(tenant: Tenant) -> None:
         await limits.reserve(tenant, 100)
         await attempt(limits, tenant, 50)
     assert registry.get_sample_value("shoal_gateway_limit_refusals_total", {"tenant": tenant.name}) == 1
+
+
+async def test_a_request_that_is_cancelled_while_others_are_paid_back_loses_nothing_of_theirs(
+    valkey: str, tenant: Tenant, eventually: Eventually
+) -> None:
+    """The first tenant's request needs what it is owed at once; the second is owed, too, and only waits."""
+    for ticks in range(0, 40, 2):
+        first, second = (Tenant(f"{tenant.name}-{ticks}-{name}", 100.0, 1e-6) for name in "ab")
+        async with Limiter(valkey, timeout_s=PATIENT_S) as limits:
+            for reservation in [await limits.reserve(one, 80) for one in (first, second)]:
+                await reservation.settle(0)
+            request = asyncio.create_task(limits.reserve(first, 90))
+            for _ in range(ticks):
+                await asyncio.sleep(0)
+            request.cancel()
+            await asyncio.wait([request])
+        async with Limiter(valkey, timeout_s=PATIENT_S) as limits:
+            assert await level(limits, second) == pytest.approx(100, abs=0.1), ticks
