@@ -19,6 +19,8 @@ from mesh.tls import server_name
 
 # For clocks that are a little behind.
 EARLIER = datetime.timedelta(minutes=5)
+# Of a DNS name, and of each part of it (RFC 1035).
+MOST_HOST, MOST_LABEL = 253, 63
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +76,8 @@ def _alternative(host: str) -> x509.GeneralName:
     except ValueError:
         pass
     labels = host.removeprefix("*.").split(".")
-    if not host.isascii() or not all(label.replace("-", "").isalnum() for label in labels):
+    fits = len(host) <= MOST_HOST and all(len(label) <= MOST_LABEL for label in labels)
+    if not (fits and host.isascii() and all(label.replace("-", "").isalnum() for label in labels)):
         raise Problem(f"--host {host}: no host name and no address", "leave out scheme, port and path")
     return x509.DNSName(host)
 

@@ -49,7 +49,10 @@ def test_the_gateways_certificate_carries_loopback_and_the_given_hosts_and_no_ot
     assert "localhost" not in told(tmp_path, "worker.pem", "-ext", "subjectAltName")
 
 
-@pytest.mark.parametrize("host", ["https://mesh.example.com", "mesh:8000", "", "a..b", "über.example"])
+@pytest.mark.parametrize(
+    "host",
+    ["https://mesh.example.com", "mesh:8000", "", "a" * 64 + ".org", "abc." * 64 + "org", "a..b", "über.example"],
+)
 def test_a_host_that_is_none_is_refused_and_nothing_is_written(host: str, tmp_path: Path) -> None:
     result = certs(str(tmp_path / "set"), "--host", host)
     assert isinstance(result.exception, Problem)
