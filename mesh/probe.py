@@ -74,6 +74,8 @@ def main(arguments: list[str]) -> int:
     asked.add_argument("--service", default="", metavar="NAME", help="one service instead of the whole server")
     parser.add_argument("--timeout-s", type=float, default=TIMEOUT_S, metavar="S", help="(default: %(default)g)")
     given = parser.parse_args(arguments)
+    if not given.address.rpartition(":")[2].isdigit():
+        parser.error(f"{given.address}: is not HOST:PORT")
     service = LIVENESS if given.live else given.service
     problem = check(given.address, service, given.timeout_s, os.environ.get("SHOAL_TLS_DIR", ""))
     if problem:

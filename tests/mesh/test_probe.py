@@ -108,3 +108,9 @@ def test_it_starts_without_what_services_need() -> None:
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     assert ran.stdout.strip() == ""
     assert after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime < 0.3
+
+
+async def test_an_address_without_a_port_is_told_in_words() -> None:
+    code, told = await probe("localhost")
+    assert code == 2
+    assert told.endswith("localhost: is not HOST:PORT\n")
