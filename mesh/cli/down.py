@@ -18,12 +18,14 @@ def command(timeout_s: Timeout = None) -> None:
     import psutil
     from rich.console import Console
 
-    from mesh.cli import state
+    from mesh.cli import claim, state
 
     console = Console()
     mesh = state.last()
     supervisor = mesh.supervisor() if mesh is not None else None
     if mesh is None or supervisor is None:
+        if claim.is_taken():
+            raise Problem("a mesh is starting or ending just now", "try again in a moment")
         state.state_file().unlink(missing_ok=True)
         console.print("No mesh is running.")
         return

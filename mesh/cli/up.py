@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 LOOK_EVERY_S = 0.2
 STOP_SPARE_S = 10.0
+INTERRUPTED = 130
 
 
 class EngineKind(StrEnum):
@@ -51,8 +52,8 @@ Engine = Annotated[
 Detach = Annotated[
     bool, typer.Option("--detach", "-d", help="Return when the mesh is ready; stop it with `shoal down`.")
 ]
-HttpPort = Annotated[int, typer.Option(min=1, max=65535, help="First HTTP port to try.")]
-GrpcPort = Annotated[int, typer.Option(min=1, max=65535, help="First gRPC port to try.")]
+HttpPort = Annotated[int, typer.Option(min=1, max=65535, help="First HTTP port to try; the next free one is taken.")]
+GrpcPort = Annotated[int, typer.Option(min=1, max=65535, help="First gRPC port to try; the next free one is taken.")]
 Secure = Annotated[
     bool, typer.Option("--tls", help="TLS everywhere, with the certificates of SHOAL_TLS_DIR, or a set made for it.")
 ]
@@ -75,13 +76,10 @@ def command(
     timeout_s: Timeout = 180.0,
 ) -> None:
     """Start the mesh on this machine: Valkey, cache, scheduler, workers and gateway, as real processes."""
-    from mesh.cli import state
+    from mesh.cli import claim
     from mesh.cli.plan import MeshPlan
 
-    if (mesh := state.running()) is not None:
-        raise Problem(
-            f"a mesh runs already (supervisor {mesh.supervisor_pid})", "`shoal status` shows it, `shoal down` stops it"
-        )
+    lock = claim.take()
     _ensure_model(model)
     plan = MeshPlan(
         model=model,
@@ -100,7 +98,7 @@ def command(
     if engine is EngineKind.SIMULATED:
         _tell_simulated()
     if detach:
-        _run_detached(plan, timeout_s)
+        _run_detached(plan, timeout_s, lock)
     else:
         _run_here(plan, timeout_s)
 
@@ -152,8 +150,8 @@ def _run_here(plan: "MeshPlan", timeout_s: float) -> None:
         raise Problem(str(error), "`shoal doctor` checks this machine") from None
 
 
-def _run_detached(plan: "MeshPlan", timeout_s: float) -> None:
-    """Start the supervisor in a session of its own and wait until it says ready."""
+def _run_detached(plan: "MeshPlan", timeout_s: float, lock: int) -> None:
+    """Start the supervisor in a session of its own, hand it the lock, and wait until it says ready."""
     import subprocess
     import sys
 
@@ -168,15 +166,21 @@ def _run_detached(plan: "MeshPlan", timeout_s: float) -> None:
     state.state_file().unlink(missing_ok=True)
     with log.open("wb") as output:
         supervisor = subprocess.Popen(
-            [sys.executable, "-m", "mesh.cli.daemon", msgspec.json.encode(plan).decode()],
+            [sys.executable, "-m", "mesh.cli.daemon", msgspec.json.encode(plan).decode(), str(lock)],
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=output,
             start_new_session=True,
+            pass_fds=[lock],
         )
+    os.close(lock)
     console = Console()
-    with console.status("starting the mesh …") as status:
-        mesh = _wait_ready(supervisor, timeout_s, lambda words: status.update(words))
+    try:
+        with console.status("starting the mesh …") as status:
+            mesh = _wait_ready(supervisor, timeout_s, lambda words: status.update(words))
+    except KeyboardInterrupt:
+        typer.echo("\nThe mesh goes on starting in the background: `shoal status` shows it, `shoal down` stops it.")
+        raise typer.Exit(INTERRUPTED) from None
     console.print(things_to_try(mesh), highlight=False, markup=False, soft_wrap=True)
     console.print("Running in the background: `shoal status` shows it, `shoal down` stops it.", highlight=False)
 
