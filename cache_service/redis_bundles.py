@@ -79,8 +79,8 @@ class RedisBundles:
         """Entries of some `entry_bytes` each, None where there is none. What is read is kept longer."""
         commands = [("GETEX", key, "PX", self._ttl_ms) for key in keys]
         found = await self._pipelined(commands, len(keys) * entry_bytes)
-        # Something else under our key (WRONGTYPE) is no entry; it reads as an empty one, which is damage.
-        return [b"" if isinstance(each, ResponseError) else each for each in found]
+        # Something else under our key (WRONGTYPE), or no string at all, is no entry; it reads as an empty one: damage.
+        return [each if each is None or isinstance(each, bytes) else b"" for each in found]
 
     async def touch(self, key: bytes) -> bool:
         """Keep the entry longer; False if there is none."""

@@ -229,3 +229,15 @@ async def test_calls_cancelled_at_any_moment_leave_no_answer_behind(serve, valke
 @pytest.fixture(autouse=True)
 def _quick_pings(monkeypatch) -> None:
     monkeypatch.setattr(cold, "PING_EVERY_S", 0.05)
+
+
+@pytest.mark.parametrize("answer", [b":1\r\n", b"+PONG\r\n", b"$3\r\nabc\r\n", b"*1\r\n", b"no redis\r\n"])
+async def test_a_server_that_is_no_redis_is_a_miss(serve, make, keys, answer) -> None:
+    async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while await reader.read(65_536):
+            writer.write(answer * 50)
+        writer.close()
+
+    server = await asyncio.start_server(talk, "127.0.0.1", 0)
+    async with server, serve(f"redis://127.0.0.1:{server.sockets[0].getsockname()[1]}/0", timeout_s=0.25) as running:
+        assert await get(running, keys(make(1))) == []
