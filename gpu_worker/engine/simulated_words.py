@@ -1,7 +1,8 @@
 """What a simulated engine says: common words at random, an end now and then.
 
-A token is a pure function of (seed, choice index, output position). So an answer goes on after a preemption or on
-another worker as it would have here, like a real one; neither prompt nor temperature changes it.
+A token is a pure function of (seed, choice index, output position), and of the position alone where the temperature is 0.
+So an answer goes on after a preemption or on another worker as it would have here, like a real one; the prompt does not
+change it.
 """
 
 import re
@@ -30,7 +31,7 @@ class Words:
 
     def token(self, sampling: Sampling, choice: int, position: int, ending_ids: Sequence[int]) -> int:
         """The choice's token at an output position. `ending_ids` are the model's own; they may be none."""
-        drawn = bits(sampling.seed or 0, choice, position)
+        drawn = bits(sampling.seed or 0, choice, position) if sampling.temperature else bits(0, 0, position)
         early = position < sampling.min_tokens
         if ending_ids and drawn >> 32 < self._ends_below and not early and not sampling.ignore_eos:
             return ending_ids[0]
