@@ -11,6 +11,7 @@ import msgspec
 
 from mesh.bench.answer import Ask, Outcome
 from mesh.bench.exchange import Exchange
+from mesh.bench.refusal import why_not
 from mesh.bench.report import CannotMeasure
 from mesh.bench.target import TEMPERATURE, TargetOptions
 
@@ -119,7 +120,7 @@ def models_at(url: str, api_key: str | None = None, ca: str | None = None) -> li
         with urllib.request.urlopen(request, timeout=LOOKUP_TIMEOUT_S, context=trust) as answer:
             listed = msgspec.json.decode(answer.read(MOST_LISTED_BYTES), type=_Listed).data
     except (OSError, ValueError, RecursionError, http.client.HTTPException) as error:
-        raise CannotMeasure(f"{base}/v1/models does not answer as an OpenAI server: {error}") from None
+        raise why_not(base, error) from None
     if not listed:
         raise CannotMeasure(f"{base}/v1/models lists no model: is a worker up? Or name one with --model")
     return listed

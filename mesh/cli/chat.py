@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from shoal.request import ChatOptions
 
 HELP = "/reset forgets the conversation, /exit (or Ctrl-D) leaves, Ctrl-C stops an answer"
+# By the request's field, what sets it here.
+OPTIONS = {"model": "--model", "temperature": "--temperature", "max_tokens": "--max-tokens", "seed": "--seed"}
 
 Question = Annotated[str | None, typer.Argument(help="Ask this and exit. Without it: a conversation.")]
 CaFile = Annotated[
@@ -114,13 +116,22 @@ class Chat:
 
         asked = Message("user", question)
         stream = self._client.chat([*self._turns, asked], **self._options)
-        answer = ""
+        answer, cut = "", False
         with sink_for(self.console) as sink:
             for piece in stream:
                 sink.add(piece.text)
                 answer += piece.text
+                cut = cut or piece.finish == "length"
+        if cut and self.console.is_terminal:
+            self.console.print(cut_words(stream.summary), style="dim", highlight=False)
         self._turns += [asked, Message("assistant", answer)]
         return answer
+
+
+def cut_words(summary: "shoal.Summary | None") -> str:
+    """What is said below an answer that has not come to its end."""
+    tokens = f" at {summary.usage.completion_tokens} tokens" if summary is not None else ""
+    return f"(cut{tokens}: --max-tokens allows more, as far as the model's context goes)"
 
 
 def converse(chat: Chat) -> None:
@@ -177,4 +188,4 @@ def lines() -> "Iterator[str]":
 def _advice(error: "shoal.ShoalClientError") -> str:
     if error.retry_after_s is not None:
         return f"(try again in {error.retry_after_s:.0f} s)"
-    return f"(change {error.field})" if error.field else ""
+    return f"(change {OPTIONS.get(error.field, error.field)})" if error.field else ""

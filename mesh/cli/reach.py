@@ -23,6 +23,7 @@ def gateway(given: str | None, ca: str | None) -> tuple[str, "ClientTls | None"]
     from shoal import ClientTls
 
     if given is not None:
+        _check_port(given)
         address, folder = given.partition("://")[2] or given, os.environ.get("SHOAL_TLS_DIR", "")
         secure = given.startswith("https://")
     elif (mesh := state.running()) is not None:
@@ -34,6 +35,15 @@ def gateway(given: str | None, ca: str | None) -> tuple[str, "ClientTls | None"]
     if folder:
         return address.rstrip("/"), of_folder(Path(folder))
     return address.rstrip("/"), ClientTls() if secure else None
+
+
+def _check_port(given: str) -> None:
+    """Raise Problem for an address that names no port: gRPC would try one of its own."""
+    host, _, port = (given.partition("://")[2] or given).rstrip("/").rpartition(":")
+    if not host or not port.isdigit():
+        raise Problem(
+            f"--grpc {given}: the port is missing", "write HOST:PORT, as `shoal status` shows it, or leave --grpc out"
+        )
 
 
 def of_folder(folder: Path) -> "ClientTls":
@@ -68,12 +78,12 @@ def why_not(address: str, tls: "ClientTls | None", message: str) -> Problem:
     nobody = Problem(f"no gateway answers at {address}: {message}", "start a mesh with `shoal up`")
     if not _somebody_listens(address):
         return nobody
-    if _speaks_http(address) or _speaks_tls(address, "http/1.1"):
+    if speaks_http(address) or speaks_tls(address, "http/1.1"):
         return Problem(
             f"{address} is an HTTP port, and chat speaks gRPC",
             "name the gateway's gRPC address with --grpc HOST:PORT (`shoal status` shows it), or leave --grpc out",
         )
-    secure = _speaks_tls(address)
+    secure = speaks_tls(address)
     if tls is None and secure:
         return Problem(f"{address} speaks TLS", "name its CA with --ca FILE, or SHOAL_TLS_DIR=FOLDER")
     if tls is not None and secure:
@@ -100,7 +110,8 @@ def _connection(address: str) -> socket.socket:
     return socket.create_connection((host.strip("[]"), int(port)), timeout=LISTENER_S)
 
 
-def _speaks_http(address: str) -> bool:
+def speaks_http(address: str) -> bool:
+    """Whether plain HTTP is spoken there."""
     import http.client
 
     try:
@@ -112,7 +123,7 @@ def _speaks_http(address: str) -> bool:
     return True
 
 
-def _speaks_tls(address: str, protocol: str = "h2") -> bool:
+def speaks_tls(address: str, protocol: str = "h2") -> bool:
     """Whether `protocol` is spoken there inside TLS, by whomever."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE

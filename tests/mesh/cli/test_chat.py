@@ -13,10 +13,13 @@ from pathlib import Path
 import grpc
 import pytest
 from grpc_status import rpc_status
+from rich.console import Console
 from typer.testing import CliRunner
 
+import shoal
 from mesh.cli.authority import Authority, Validity
 from mesh.cli.certs import make_set
+from mesh.cli.chat import Chat
 from mesh.cli.main import app
 from mesh.cli.problem import Problem
 from mesh.errors import InvalidRequest, Overloaded, ShoalError, Unavailable, WorkerLost, status_of
@@ -33,6 +36,7 @@ class EchoGateway(rpc.InferenceServiceServicer):
         self.requests: list[pb.ChatRequest] = []
         self.refuse: ShoalError | None = None
         self.hang_ended = threading.Event()
+        self.finish = types_pb2.FINISH_REASON_STOP
 
     def Chat(self, request: pb.ChatRequest, context: grpc.ServicerContext) -> Iterator[pb.GenerateResponse]:
         self.requests.append(request)
@@ -47,8 +51,8 @@ class EchoGateway(rpc.InferenceServiceServicer):
             self.hang_ended.wait(30)
             return
         yield pb.GenerateResponse(delta=pb.Delta(text=said))
-        yield pb.GenerateResponse(finished=pb.ChoiceFinished(reason=types_pb2.FINISH_REASON_STOP))
-        yield pb.GenerateResponse(completed=pb.Completed())
+        yield pb.GenerateResponse(finished=pb.ChoiceFinished(reason=self.finish))
+        yield pb.GenerateResponse(completed=pb.Completed(usage=types_pb2.Usage(completion_tokens=7)))
 
     def ListModels(self, request: pb.ListModelsRequest, context: grpc.ServicerContext) -> pb.ListModelsResponse:
         return pb.ListModelsResponse(models=[pb.Model(name="tiny", workers=1)])
@@ -95,6 +99,24 @@ def test_options_travel_with_the_question(gateway, address):
 def test_without_options_an_answer_is_reproducible_and_bounded(gateway, address):
     chat("hi", "--grpc", address)
     assert gateway.requests[0].options.sampling == types_pb2.SamplingParams(temperature=0, max_tokens=1024)
+
+
+def test_an_address_without_its_port_is_told_as_such():
+    for given in ("localhost", "http://localhost/"):
+        assert chat("hi", "--grpc", given).exception.message == f"--grpc {given}: the port is missing"
+
+
+def test_a_model_that_is_not_there_names_the_option(gateway, address):
+    gateway.refuse = InvalidRequest("the model 'nope' does not exist here", field="model")
+    assert chat("hi", "--grpc", address, "--model", "nope").exception.advice == "(change --model)"
+
+
+def test_an_answer_that_max_tokens_cut_says_so_on_a_terminal(gateway, address, capsys):
+    gateway.finish = types_pb2.FINISH_REASON_LENGTH
+    with shoal.SyncClient(address, model="tiny") as client:
+        for terminal in (True, False):
+            Chat(client, Console(force_terminal=terminal), None, {}).ask("hi")
+            assert ("(cut at 7 tokens" in capsys.readouterr().out) is terminal
 
 
 def test_the_end_of_piped_input_is_exit_code_0(gateway, address, home):
