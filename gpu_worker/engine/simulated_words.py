@@ -1,8 +1,7 @@
 """What a simulated engine says: common words at random, an end now and then.
 
-A token is a pure function of (seed, choice index, output position), and of the position alone where the temperature is 0.
-So an answer goes on after a preemption or on another worker as it would have here, like a real one; the prompt does not
-change it.
+A token is a pure function of (seed, choice index, output position), at temperature 0 of the position alone. An answer
+goes on after a preemption or on another worker as it would have here, like a real one; no prompt changes it.
 """
 
 import re
