@@ -13,7 +13,7 @@ from functools import partial
 from mesh.cli.grace import grace_s
 from mesh.cli.plan import ProcessSpec
 from mesh.cli.probes import probe
-from mesh.cli.process import ManagedProcess, StartFailed
+from mesh.cli.process import ManagedProcess, Move, StartFailed
 from mesh.cli.roles import STOP_ORDER
 from mesh.tls import Tls
 
@@ -23,10 +23,13 @@ logger = logging.getLogger("shoal.supervisor")
 class Fleet:
     """Add processes at any time; they run once `run_in` was called. `changed` hears of every change of any of them."""
 
-    def __init__(self, changed: Callable[[], None], *, restart: bool, tls: Tls | None = None) -> None:
+    def __init__(
+        self, changed: Callable[[], None], *, restart: bool, tls: Tls | None = None, move: Move | None = None
+    ) -> None:
         self.stands = False  # the mesh has been ready
         self._changed = changed
         self._restart = restart
+        self._move = move
         self._probe = partial(probe, tls=tls)
         self._processes: dict[str, ManagedProcess] = {}
         self._joined: set[str] = set()
@@ -60,12 +63,19 @@ class Fleet:
 
     def add(self, specs: Iterable[ProcessSpec]) -> list[ManagedProcess]:
         """They start, and have not joined."""
-        added = [ManagedProcess(spec, self._probe, self._on_change, restart=self._restart) for spec in specs]
+        added = [
+            ManagedProcess(spec, self._probe, self._on_change, restart=self._restart, move=self._move_of(spec))
+            for spec in specs
+        ]
         for process in added:
             self._processes[process.spec.name] = process
             if self._group is not None:
                 self._group.create_task(self._keep(process), name=process.spec.name)
         return added
+
+    def _move_of(self, spec: ProcessSpec) -> Move | None:
+        """Valkey stays where it is: others were told of it when they were started."""
+        return self._move if spec.role != "valkey" else None
 
     def join(self, processes: Iterable[ManagedProcess]) -> None:
         """Peers and clients may know of them."""

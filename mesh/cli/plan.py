@@ -2,12 +2,12 @@
 
 import os
 import sys
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from mesh.cli import certs, targets
-from mesh.cli.ports import HOST, PlanError, Ports
+from mesh.cli.ports import FIRST_GRPC_PORT, FIRST_HTTP_PORT, HOST, PlanError, Ports, is_free
 from mesh.cli.roles import Change
 from mesh.cli.state import logs_dir
 
@@ -22,8 +22,8 @@ class MeshPlan:
     gateways: int = 1
     schedulers: int = 1
     caches: int = 1
-    first_http_port: int = 8000
-    first_grpc_port: int = 50051
+    first_http_port: int = FIRST_HTTP_PORT
+    first_grpc_port: int = FIRST_GRPC_PORT
     restart: bool = True
     tls: bool = False
 
@@ -91,6 +91,15 @@ class Layout:
         for spec in specs:
             self._ports.release(spec.ports.values())
 
+    def moved(self, spec: ProcessSpec) -> ProcessSpec:
+        """The same service with other ports in place of those that somebody else took. Raises PlanError."""
+        firsts = self._first_ports(spec.role)
+        ports: dict[str, int] = {}
+        for use, port in spec.ports.items():
+            ports[use] = port if is_free(port) else self._ports.from_(firsts[use])
+        self._ports.release(set(spec.ports.values()) - set(ports.values()))
+        return replace(spec, ports=ports, env=spec.env | _port_variables(spec.role, ports))
+
     def _service(self, role: str, index: int, workers: int) -> ProcessSpec:
         ports: dict[str, int] = {}
         try:
@@ -99,9 +108,8 @@ class Layout:
         except PlanError:
             self._ports.release(ports.values())
             raise
-        prefix = f"SHOAL_{role.upper()}_"
-        env = {f"{prefix}{_variable(role, use)}": str(port) for use, port in ports.items()}
-        env |= {f"{prefix}HOST": HOST, "SHOAL_TLS_DIR": self._plan.tls_dir} | self._env(role, workers)
+        env = _port_variables(role, ports)
+        env |= {f"SHOAL_{role.upper()}_HOST": HOST, "SHOAL_TLS_DIR": self._plan.tls_dir} | self._env(role, workers)
         return ProcessSpec(role=role, index=index, argv=[sys.executable, "-m", MODULE[role]], env=env, ports=ports)
 
     def _first_ports(self, role: str) -> dict[str, int]:
@@ -132,6 +140,10 @@ FIRST_PORTS = {
     "worker": {"grpc": 50071, "metrics": 9171},
     "cache": {"grpc": 50081, "metrics": 9181},
 }
+
+
+def _port_variables(role: str, ports: Mapping[str, int]) -> dict[str, str]:
+    return {f"SHOAL_{role.upper()}_{_variable(role, use)}": str(port) for use, port in ports.items()}
 
 
 def _variable(role: str, use: str) -> str:

@@ -5,6 +5,9 @@ import weakref
 from collections.abc import Iterable
 
 HOST = "127.0.0.1"
+# Where looking for the gateways' ports begins.
+FIRST_HTTP_PORT = 8000
+FIRST_GRPC_PORT = 50051
 
 
 class PlanError(Exception):
@@ -31,7 +34,7 @@ class Ports:
         """The first free port at or above `first`, within a hundred."""
         for port in range(first, min(first + 100, 65536)):
             if port not in self._claims and (claim := _claim(port)) is not None:
-                if _is_free(port):
+                if is_free(port):
                     self._claims[port] = claim
                     return port
                 claim.close()
@@ -56,7 +59,8 @@ def _close(claims: dict[int, socket.socket]) -> None:
         claim.close()
 
 
-def _is_free(port: int) -> bool:
+def is_free(port: int) -> bool:
+    """Whether a process could listen there now."""
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:

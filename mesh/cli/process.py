@@ -16,6 +16,7 @@ from contextlib import suppress
 from mesh.child import end_with_parent
 from mesh.cli.log_tail import log_tail
 from mesh.cli.plan import ProcessSpec
+from mesh.cli.ports import PlanError
 from mesh.cli.state import ProcessState
 from mesh.client import Backoff
 from mesh.settings import UNUSABLE_SETTINGS
@@ -24,10 +25,14 @@ PROBE_EVERY_S = 0.1
 # A process that ends this often before it was ever ready will not come up by trying again.
 MOST_FAILED_STARTS = 3
 LOG_LINES = 15
+# Nor will one that found other programs on its ports so often.
+MOST_MOVES = 3
+PORT_TAKEN = re.compile(r"cannot listen on|address already in use", re.IGNORECASE)
 UNREAD_VARIABLE = re.compile(r"SHOAL_\w+ is set but nothing reads it(?:; did you mean \w+\?)?")
 
 logger = logging.getLogger("shoal.supervisor")
 
+Move = Callable[[ProcessSpec], ProcessSpec]
 Probe = Callable[[ProcessSpec], Awaitable[bool]]
 
 
@@ -36,9 +41,20 @@ class StartFailed(Exception):
 
 
 class ManagedProcess:
-    """Runs one ProcessSpec until `stop`. `changed` is called whenever what `state` tells has changed."""
+    """Runs one ProcessSpec until `stop`. `changed` is called whenever what `state` tells has changed.
 
-    def __init__(self, spec: ProcessSpec, probe: Probe, changed: Callable[[], None], *, restart: bool) -> None:
+    `move` gives other ports to a process that found its own taken at its first start; it raises PlanError.
+    """
+
+    def __init__(
+        self,
+        spec: ProcessSpec,
+        probe: Probe,
+        changed: Callable[[], None],
+        *,
+        restart: bool,
+        move: Move | None = None,
+    ) -> None:
         self.spec = spec
         self.phase = "starting"
         self.why = ""  # how the process last ended, until it is ready again
@@ -50,6 +66,8 @@ class ManagedProcess:
         self._probe = probe
         self._changed = changed
         self._restart = restart
+        self._move = move
+        self._moves = 0
         self._stopping = asyncio.Event()
         self._killed = False
         self._process: asyncio.subprocess.Process | None = None
@@ -85,6 +103,8 @@ class ManagedProcess:
             self._tell_the_end(self._process)
             if self._stopping.is_set():
                 break
+            if not came_up and not ever_up and self._moved():
+                continue
             failed_starts = 0 if came_up else failed_starts + 1
             ever_up = ever_up or came_up
             if not ever_up and self._process.returncode == UNUSABLE_SETTINGS:
@@ -104,6 +124,23 @@ class ManagedProcess:
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._stopping.wait(), wait_s)
         self._set("stopped")
+
+    def _moved(self) -> bool:
+        """Whether it ended because a port was taken, and has other ones now. Raises StartFailed when that is over."""
+        words = self._last_words()
+        if self._move is None or not PORT_TAKEN.search(words):
+            return False
+        failure = f"{self.spec.name} finds its ports taken by other programs:\n{words}"
+        if self._moves == MOST_MOVES:
+            raise StartFailed(failure)
+        self._moves += 1
+        try:
+            self.spec = self._move(self.spec)
+        except PlanError as error:
+            raise StartFailed(f"{failure}\n{error}") from None
+        logger.warning("%s is given other ports: %s", self.spec.name, self.spec.ports)
+        self._changed()
+        return True
 
     async def stop(self, grace_s: float) -> bool:
         """SIGTERM, then SIGKILL after `grace_s`. True if it ended by itself with exit code 0."""

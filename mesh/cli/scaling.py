@@ -49,6 +49,11 @@ class Scaling:
             targets.write(name, [spec.address for spec in specs])
         targets.write(targets.GATEWAY_SCHEDULERS, [spec.address for spec in self._fleet.joined("scheduler")])
 
+    def follow(self) -> None:
+        """Publish again what a process's new ports have changed. A scale under way will have done it when it ends."""
+        if not self._lock.locked():
+            self.publish()
+
     async def scale(self, wanted: Mapping[str, int], timeout_s: float, tell: Tell) -> list[str]:
         """Returns the names of processes that had to be killed. Raises ScaleFailed."""
         if self._lock.locked():
@@ -82,6 +87,7 @@ class Scaling:
         try:
             async with asyncio.timeout(timeout_s):
                 await self._all_up(new, tell)
+                specs = [process.spec for process in new]  # their ports may have changed
                 self.publish(specs)
                 await self._all_attached(specs)
         except StartFailed as failure:

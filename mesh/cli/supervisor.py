@@ -33,7 +33,7 @@ class Supervisor:
         self._notices: list[str] = []
         layout = Layout(plan)
         self._tls = operator_of(plan)
-        self._fleet = Fleet(self._publish, restart=plan.restart, tls=self._tls)
+        self._fleet = Fleet(self._hear, restart=plan.restart, tls=self._tls, move=layout.moved)
         self._scaling = Scaling(self._fleet, layout, self._tls)
         self._first = self._fleet.add(layout.first())
 
@@ -127,6 +127,11 @@ class Supervisor:
         """Not what comes or goes by scaling, nor a cache that has not come up yet."""
         coming = process.spec.role == "cache" and process.phase == "starting"
         return self._fleet.is_joined(process) and not coming
+
+    def _hear(self) -> None:
+        """Something of a process has changed."""
+        self._scaling.follow()
+        self._publish()
 
     def _publish(self) -> None:
         snapshot = self.snapshot()

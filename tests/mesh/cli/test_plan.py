@@ -94,3 +94,15 @@ def test_a_port_in_use_is_passed_over_and_none_left_is_said() -> None:
         assert Ports().from_(port) != port
     with pytest.raises(PlanError, match="no free port"):
         Ports().from_(65536)
+
+
+@pytest.mark.usefixtures("apart")
+def test_a_process_whose_port_was_taken_meanwhile_keeps_its_others_and_is_told_the_new_one() -> None:
+    layout = Layout(PLAN)
+    spec = next(spec for spec in layout.first() if spec.role == "scheduler")
+    with socket.create_server(("127.0.0.1", spec.ports["grpc"])):
+        moved = layout.moved(spec)
+    assert moved.ports["grpc"] != spec.ports["grpc"]
+    assert moved.ports["metrics"] == spec.ports["metrics"]
+    assert moved.env == spec.env | {"SHOAL_SCHEDULER_PORT": str(moved.ports["grpc"])}
+    layout.forget([moved])

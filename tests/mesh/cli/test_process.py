@@ -187,3 +187,38 @@ async def test_a_variable_that_nothing_reads_is_told_once_with_the_best_guess() 
         with pytest.raises(StartFailed):
             await process.run()
     assert unread_variables(told) == [f"{said}; did you mean SHOAL_MODEL?"]
+
+
+async def test_a_process_that_finds_its_port_taken_at_first_is_started_again_on_another(
+    eventually: Eventually,
+) -> None:
+    code = "import os, signal\nif os.environ['PORT'] == '1': raise SystemExit('cannot listen on 127.0.0.1:1: taken')\n"
+    taken = replace(program(code + FOREVER), ports={"grpc": 1}, env={"PORT": "1"})
+    changes: list[int] = []
+
+    def move(spec: ProcessSpec) -> ProcessSpec:
+        return replace(spec, ports={"grpc": 2}, env={"PORT": "2"})
+
+    process = ManagedProcess(
+        taken, says_up, lambda: changes.append(process.spec.ports["grpc"]), restart=False, move=move
+    )
+    running = asyncio.ensure_future(process.run())
+    await eventually(process.ready.is_set)
+    assert (process.state().ports, process.restarts) == ({"grpc": 2}, 0)
+    assert 2 in changes
+    await process.stop(5)
+    await running
+
+
+async def test_a_process_that_finds_every_port_taken_fails_and_says_so() -> None:
+    words = "cannot listen on 127.0.0.1:1: Address already in use"
+    process = ManagedProcess(
+        program(f"import sys; print({words!r}); sys.exit(2)"),
+        says_up,
+        lambda: None,
+        restart=True,
+        move=lambda spec: spec,
+    )
+    with pytest.raises(StartFailed) as caught:
+        await process.run()
+    assert str(caught.value) == f"scheduler-0 finds its ports taken by other programs:\n{words}"
