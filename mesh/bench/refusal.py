@@ -31,7 +31,7 @@ def _speaks_otherwise(reason: object) -> bool:
     """Whether it looks as if something else than HTTP, or the wrong kind of it, were spoken there."""
     if isinstance(reason, ssl.SSLError | ConnectionResetError):  # RemoteDisconnected is one, too
         return True
-    return isinstance(reason, BadStatusLine) and not reason.line.strip().isprintable()  # binary
+    return isinstance(reason, BadStatusLine) and not str(reason).strip().isprintable()  # binary
 
 
 def _other_way(base: str) -> str:
