@@ -8,6 +8,7 @@ from rich.console import Console
 from rich.live import Live
 
 from mesh.cli import state, view
+from mesh.cli.changes import Changes
 from mesh.cli.plan import MeshPlan
 from mesh.cli.process import StartFailed
 from mesh.cli.state import MeshState
@@ -24,7 +25,7 @@ class Foreground:
         self._timeout_s = timeout_s
         self._stopping = asyncio.Event()
         self._ready = asyncio.Event()
-        self._told: set[str] = set()  # processes whose readiness was printed
+        self._changes = Changes()
         self._failure: StartFailed | None = None
         self._supervisor = Supervisor(plan, self._hear)
 
@@ -59,11 +60,9 @@ class Foreground:
         self._console.print("Draining and stopping … (Ctrl-C again kills)", highlight=False)
 
     def _hear(self, mesh: MeshState) -> None:
-        self._told &= {process.name for process in mesh.processes}  # one that was scaled away may come again
-        for process in mesh.processes:
-            if process.state == "ready" and process.name not in self._told and not self._console.is_terminal:
-                self._told.add(process.name)
-                self._console.print(f"{process.name} is ready", highlight=False)
+        if not self._console.is_terminal:
+            for line in self._changes.since_last(mesh):
+                self._console.print(line, highlight=False, soft_wrap=True)
         if mesh.phase == "ready" and not self._ready.is_set():
             self._ready.set()
             self._console.print(view.things_to_try(mesh), highlight=False, markup=False, soft_wrap=True)
