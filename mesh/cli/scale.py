@@ -11,6 +11,8 @@ from mesh.cli.problem import Problem
 if TYPE_CHECKING:
     from mesh.cli.control import Reply, Scale
 
+INTERRUPTED = 130
+
 Wanted = Annotated[
     list[str],
     typer.Argument(metavar="ROLE=COUNT...", help="How many there shall be: gateway, scheduler, worker, cache."),
@@ -33,7 +35,11 @@ def command(wanted: Wanted, wait: Wait = True, timeout_s: Timeout = 180.0) -> No
 
     replies = _ask(Scale(counts, timeout_s))
     if wait:
-        _show(replies)
+        try:
+            _show(replies)
+        except KeyboardInterrupt:
+            typer.echo("\nThe scaling goes on in the background: `shoal status` shows it; another scale waits for it.")
+            raise typer.Exit(INTERRUPTED) from None
     else:
         next(replies)
         typer.echo("The mesh is being scaled; `shoal status` shows it.")
