@@ -46,7 +46,7 @@ def known(name: str) -> WheelModel:
         listed = ", ".join(sorted(CATALOGUE))
         raise Problem(
             f"no model is called {name!r}",
-            f"known names: {listed}. For a Hugging Face repository write it as org/name.",
+            f"known names: {listed}. A Hugging Face repository is fetched with `shoal pull org/name`.",
         )
     return CATALOGUE[name]
 

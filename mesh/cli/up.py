@@ -4,6 +4,7 @@ With --detach the same supervisor runs in a process of its own, and this command
 """
 
 import os
+import re
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated
 
@@ -129,9 +130,20 @@ def _ensure_model(model: str) -> None:
     try:
         models.find(model)
     except InvalidRequest as error:
+        if is_repository(model):
+            name = model.partition("/")[2]
+            raise Problem(
+                f"{model} is not pulled, and there is no such folder",
+                f"`shoal pull {model}` fetches that Hugging Face repository; `shoal up --model {name}` then serves it",
+            ) from None
         if models.is_path(model):
             raise Problem(error.message) from None
         pull.pull(model)
+
+
+def is_repository(model: str) -> bool:
+    """Whether it reads as org/name rather than as a path."""
+    return re.fullmatch(r"[A-Za-z0-9][\w.-]*/[\w.-]+", model, re.ASCII) is not None and not os.path.exists(model)
 
 
 def _run_here(plan: "MeshPlan", timeout_s: float) -> None:

@@ -49,7 +49,7 @@ def test_a_problem_is_told_on_stderr_with_what_to_do_and_exit_code_1():
     assert ran.stdout == ""
     assert ran.stderr.splitlines() == [
         "shoal: no model is called 'nothing-like-it'",
-        "       known names: smollm2-135m. For a Hugging Face repository write it as org/name.",
+        "       known names: smollm2-135m. A Hugging Face repository is fetched with `shoal pull org/name`.",
     ]
 
 
@@ -71,3 +71,11 @@ def test_a_port_out_of_range_is_a_usage_error_before_anything_is_pulled(home, op
     assert ran.returncode == 2
     assert option in ran.stderr
     assert not home.exists()
+
+
+def test_up_names_the_pull_that_a_repository_wants(home):
+    ran = shoal("up", "--model", "org/nope")
+    assert ran.returncode == 1
+    assert ran.stderr.startswith("shoal: org/nope is not pulled")
+    assert "`shoal pull org/nope`" in ran.stderr
+    assert "Traceback" not in ran.stderr
