@@ -34,7 +34,7 @@ def command(json: Json = False) -> None:
     else:
         console = Console()
         console.print(view.table(mesh, load))
-        console.print(f"\nLogs: {state.logs_dir()}", highlight=False, markup=False, soft_wrap=True)
+        console.print(f"\n{view.doors(mesh)}\nLogs: {state.logs_dir()}", highlight=False, markup=False, soft_wrap=True)
     if mesh.phase != "ready":
         raise typer.Exit(1)
 

@@ -5,7 +5,7 @@ Gateways stop first and wait for their streams, then workers, schedulers, caches
 
 import asyncio
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 import psutil
 
@@ -13,8 +13,8 @@ from mesh import models
 from mesh.cli import control, state
 from mesh.cli.fleet import Fleet
 from mesh.cli.grace import stop_s
-from mesh.cli.plan import Layout, MeshPlan
-from mesh.cli.ports import HOST, PlanError
+from mesh.cli.plan import Layout, MeshPlan, ProcessSpec
+from mesh.cli.ports import FIRST_GRPC_PORT, FIRST_HTTP_PORT, HOST, PlanError
 from mesh.cli.probes import operator, scheme
 from mesh.cli.process import ManagedProcess
 from mesh.cli.roles import MOST, STOP_ORDER, BadScale, check
@@ -58,7 +58,7 @@ class Supervisor:
             if process.spec.role != "cache":
                 await process.ready.wait()
         self._phase, self._fleet.stands = "ready", True
-        self._notices = unread_variables(self._first)
+        self._notices = [*moved_ports(self._plan, self._fleet.joined("gateway")), *unread_variables(self._first)]
         self._publish()
 
     async def _stop_when(self, stopping: asyncio.Event, helpers: Iterable["asyncio.Task[None]"]) -> None:
@@ -145,6 +145,20 @@ def operator_of(plan: MeshPlan) -> Tls | None:
         return operator(plan.tls_dir)
     except TlsError as error:
         raise PlanError(str(error)) from None
+
+
+def moved_ports(plan: MeshPlan, gateways: Sequence[ProcessSpec]) -> list[str]:
+    """A sentence for each port that somebody named and did not get."""
+    first = gateways[0]
+    wanted = (
+        ("HTTP", plan.first_http_port, FIRST_HTTP_PORT, first.ports["http"]),
+        ("gRPC", plan.first_grpc_port, FIRST_GRPC_PORT, first.ports["grpc"]),
+    )
+    return [
+        f"{use} port {named} was taken, so {first.name} listens on {given}"
+        for use, named, default, given in wanted
+        if named not in (default, given)
+    ]
 
 
 def unread_variables(started: Iterable[ManagedProcess]) -> list[str]:

@@ -1,6 +1,7 @@
 """How the running mesh looks in a terminal: its processes, their load, how it is scaled, and what to try first."""
 
 import json
+import os
 import shlex
 import shutil
 import sys
@@ -82,7 +83,7 @@ def _workers(state: MeshState, load: scheduler_pb2.MeshLoad) -> Table:
             str(now.waiting_sequences),
             f"{100 * now.used_blocks // blocks} %",
             f"{100 * now.cached_blocks // blocks} %",
-            f"{now.decode_tokens_per_s:.0f}",
+            f"{now.decode_tokens_per_s:.0f}" if now.running_sequences else "-",
         )
     return rows
 
@@ -112,6 +113,21 @@ def _columns(*names: str, right: Sequence[str]) -> Table:
     return table
 
 
+def doors(state: MeshState) -> str:
+    """Where clients find the gateways, the first of each with what it is."""
+    http = [f"HTTP   {url}/v1" for url in state.http_urls]
+    grpc = [f"gRPC   {address}" for address in state.grpc_addresses]
+    for lines, what in ((http, "OpenAI API; /ready, /metrics"), (grpc, "shoal.gateway.v1.InferenceService")):
+        lines[:1] = [f"{line:<36} ({what})" for line in lines[:1]]
+    return "\n".join(http + grpc)
+
+
+def needs_keys(environ: Mapping[str, str]) -> bool:
+    """Whether gateways that are started with `environ` want API keys, by the variables that they read."""
+    anonymous = environ.get("SHOAL_GATEWAY_ALLOW_ANONYMOUS", "").lower() in ("1", "true", "yes", "on", "t", "y")
+    return bool(environ.get("SHOAL_GATEWAY_TENANTS_FILE")) and not anonymous
+
+
 def things_to_try(state: MeshState) -> str:
     """Three ways to ask a first question, ready to paste."""
     shoal = shutil.which("shoal") or str(Path(sys.executable).with_name("shoal"))
@@ -121,16 +137,20 @@ def things_to_try(state: MeshState) -> str:
 import openai; c = openai.OpenAI(base_url="{state.http_url}/v1", api_key="none"); \\
     print(c.chat.completions.create(model={json.dumps(state.model)}, temperature=0, \\
     messages={json.dumps(messages)}).choices[0].message.content)"""
+    keys = needs_keys(os.environ)
+    if keys:
+        code = code.replace("import openai", "import os, openai").replace('"none"', 'os.environ["SHOAL_API_KEY"]')
+    bearer = '-H "Authorization: Bearer $SHOAL_API_KEY" ' if keys else ""
+    first = ", after `export SHOAL_API_KEY=...` with a key of yours (API keys are on)" if keys else ""
     ca = shlex.quote(str(Path(state.tls_dir) / "ca.pem")) if state.tls_dir else ""
     trust, environment = (f"--cacert {ca} ", f"SSL_CERT_FILE={ca} ") if ca else ("", "")
     notices = "".join(f"Note: {notice}\n" for notice in state.notices)
     return f"""\
-{notices}HTTP   {state.http_url}/v1      (OpenAI API; /ready, /metrics)
-gRPC   {state.grpc_address}            (shoal.gateway.v1.InferenceService)
+{notices}{doors(state)}
 
-Three things to try:
+Three things to try{first}:
 
-  curl {trust}{state.http_url}/v1/chat/completions -H 'Content-Type: application/json' \\
+  curl {trust}{bearer}{state.http_url}/v1/chat/completions -H 'Content-Type: application/json' \\
     -d {shlex.quote(body)}
 
   {shlex.quote(shoal)} chat {shlex.quote(QUESTION)}

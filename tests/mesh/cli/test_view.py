@@ -12,9 +12,9 @@ from typer.testing import CliRunner
 
 from mesh.cli import state
 from mesh.cli.main import app
-from mesh.cli.plan import MeshPlan
+from mesh.cli.plan import MeshPlan, ProcessSpec
 from mesh.cli.state import MeshState, ProcessState
-from mesh.cli.supervisor import Supervisor
+from mesh.cli.supervisor import Supervisor, moved_ports
 from mesh.cli.view import table, things_to_try, troubles
 from shoal.scheduler.v1 import scheduler_pb2
 
@@ -123,3 +123,40 @@ def test_with_tls_what_to_try_trusts_the_meshs_ca() -> None:
     assert "curl --cacert '/home/of a/certs/ca.pem' https://127.0.0.1:8000/v1/chat/completions" in told
     assert "SSL_CERT_FILE='/home/of a/certs/ca.pem' " in told
     assert "cacert" not in things_to_try(mesh())
+
+
+def test_where_api_keys_are_on_what_to_try_gives_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SHOAL_GATEWAY_TENANTS_FILE", "tenants.toml")
+    told = things_to_try(mesh())
+    assert "export SHOAL_API_KEY=" in told
+    words = shlex.split(told.split("try,")[1].split("are on):")[1])
+    assert "Authorization: Bearer $SHOAL_API_KEY" in words
+    code = words[words.index("-c") + 1]
+    compile(code, "pasted", "exec")
+    assert 'api_key=os.environ["SHOAL_API_KEY"]' in code
+    monkeypatch.delenv("SHOAL_GATEWAY_TENANTS_FILE")
+    assert "API_KEY" not in things_to_try(mesh())
+
+
+def test_status_tells_where_clients_connect_and_no_speed_of_an_idle_worker(home) -> None:
+    me = psutil.Process()
+    mine = {"supervisor_pid": os.getpid(), "supervisor_created": me.create_time()}
+    secure = {"http_urls": ["https://127.0.0.1:8000", "https://127.0.0.1:8001"], "scheduler_addresses": []}
+    state.write(msgspec.structs.replace(mesh(), **mine, **secure))
+    lines = CliRunner().invoke(app, ["status"]).stdout.splitlines()
+    assert "HTTP   https://127.0.0.1:8001/v1" in lines
+    assert any(line.startswith("gRPC   127.0.0.1:50051 ") for line in lines)
+    idle = scheduler_pb2.MeshLoad()
+    idle.CopyFrom(LOAD)
+    idle.workers[0].load.running_sequences = 0
+    console = Console(width=80)
+    with console.capture() as capture:
+        console.print(table(mesh(), idle))
+    assert capture.get().split()[-1] == "-"
+
+
+def test_a_port_that_was_named_and_is_taken_is_told_with_the_one_instead() -> None:
+    gateway = ProcessSpec(role="gateway", index=0, argv=[], ports={"http": 8124, "grpc": 50052})
+    assert moved_ports(MeshPlan(model="m", first_http_port=8123), [gateway]) == [
+        "HTTP port 8123 was taken, so gateway-0 listens on 8124"
+    ]
