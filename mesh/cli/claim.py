@@ -6,19 +6,24 @@ sockets, logs) is touched by a command that wants to start one and does not get 
 
 import fcntl
 import os
+import time
+from pathlib import Path
 
 from mesh.cli import state
 from mesh.cli.problem import Problem
 
+LOOK_S = 0.05  # longer than `is_taken` holds the lock
+
 
 def take() -> int:
     """Hold the lock until the descriptor is closed or its processes end. Raises Problem if a mesh is there."""
-    descriptor = _open()
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        os.close(descriptor)
-        raise _there_already(state.running()) from None
+    state.run_dir().mkdir(parents=True, exist_ok=True)
+    descriptor = os.open(_path(), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    if not _locked(descriptor):
+        time.sleep(LOOK_S)
+        if not _locked(descriptor):
+            os.close(descriptor)
+            raise _there_already(state.running())
     if (mesh := state.running()) is not None:
         os.close(descriptor)
         raise _there_already(mesh)
@@ -26,20 +31,27 @@ def take() -> int:
 
 
 def is_taken() -> bool:
-    """Whether a mesh runs here, is about to start or has not quite ended."""
-    descriptor = _open()
+    """Whether a mesh runs here, is about to start or has not quite ended. Holds the lock for a blink, if not."""
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
+        descriptor = os.open(_path(), os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return False
+    try:
+        return not _locked(descriptor)
     finally:
         os.close(descriptor)
-    return False
 
 
-def _open() -> int:
-    state.run_dir().mkdir(parents=True, exist_ok=True)
-    return os.open(state.run_dir() / "supervisor.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+def _locked(descriptor: int) -> bool:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _path() -> Path:
+    return state.run_dir() / "supervisor.lock"
 
 
 def _there_already(mesh: state.MeshState | None) -> Problem:

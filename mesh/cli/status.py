@@ -20,13 +20,16 @@ def command(json: Json = False) -> None:
     import msgspec
     from rich.console import Console
 
-    from mesh.cli import state, view
+    from mesh.cli import claim, state, view
 
     mesh = state.running()
     if mesh is None:
+        begins = claim.is_taken()
         if json:
-            typer.echo('{"phase": "down"}')
+            typer.echo('{"phase": "starting"}' if begins else '{"phase": "down"}')
             raise typer.Exit(1)
+        if begins:
+            raise Problem("a mesh is starting or ending just now", "try again in a moment")
         raise Problem("no mesh is running", "start one with `shoal up`")
     load = asyncio.run(view.mesh_load(mesh))
     if json:

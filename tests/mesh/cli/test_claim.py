@@ -88,9 +88,15 @@ def test_the_supervisor_in_the_background_takes_the_lock_if_nobody_did_for_it(ho
     assert not state.state_file().exists()
 
 
-def test_down_does_not_say_that_none_runs_while_one_begins(home: Path):
+@pytest.mark.parametrize("command", ["down", "status"])
+def test_nobody_is_told_that_none_runs_while_one_begins(home: Path, command: str):
     lock = claim.take()
-    problem = CliRunner().invoke(app, ["down"]).exception
+    problem = CliRunner().invoke(app, [command]).exception
     os.close(lock)
     assert isinstance(problem, Problem)
     assert "starting" in problem.message
+
+
+def test_looking_for_a_mesh_leaves_no_trace(home: Path):
+    assert not claim.is_taken()
+    assert not home.exists()
