@@ -6,7 +6,7 @@
 
     [[tenant]]
     name = "acme"
-    keys = ["sha256:5e884898da28047151d0e56f8dc6292773603d0d6aabbdd62a11ef721d1542d8"]
+    keys = ["sha256:…"]              # 64 hex digits, made as below
     capacity = 200000
     refill_per_s = 2000
     max_priority = "normal"          # high, normal (default) or batch
