@@ -23,7 +23,7 @@ from mesh.bench.target import Target, TargetOptions
 from mesh.cli.plan import MeshPlan
 
 API_SERVER = "API server"
-ROLES = ("gateway", "scheduler", "worker", "engine", "cache", "redis", GENERATOR)
+ROLES = ("gateway", "scheduler", "worker", "engine", "redis", GENERATOR)
 LEAST_REQUESTS_PER_S = 150
 # The engine must not be what limits the requests: prompts cost it next to nothing, steps what they cost by default.
 PREFILL_TOKENS_PER_S = 200_000
@@ -70,7 +70,7 @@ class Side:
 def measure(plan: GatewayPlan, command: str) -> Report:
     """Measure. Raises CannotMeasure if the mesh cannot be started; a peer that cannot is a row with the reason."""
     before = machine.describe()
-    mesh_plan = MeshPlan(model=plan.model, engine="simulated", gateways=plan.gateways)
+    mesh_plan = MeshPlan(model=plan.model, engine="simulated", gateways=plan.gateways, caches=0)
     with _peer(plan) as (theirs, reason), local_mesh.running(mesh_plan, ENGINE) as mesh:
         state = mesh.state
         ours = Side(state.http_urls, RoleClock(state.processes).read, plan.slice_s, [])
