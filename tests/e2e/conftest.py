@@ -1,7 +1,8 @@
 """A whole mesh as real processes, in a home folder of its own, for tests to use and to hurt.
 
 With the real model where its arithmetic counts; else with the simulated engine, which starts sooner and leaves the
-machine to the rest: its text depends on the seed alone, so a token lost or doubled on the way is seen.
+machine to the rest: its text depends on the seed alone (at temperature 0 on nothing), so a token lost or doubled on the
+way is seen.
 """
 
 import itertools

@@ -82,7 +82,7 @@ async def test_sigterm_to_each_service_in_turn_under_load_loses_nothing(
     simulated: Any, chat: Callable[..., Any], eventually: Eventually
 ) -> None:
     """Twenty streams, running and queued, then SIGTERM: all end as they would have, and the service comes back."""
-    asked = [{"seed": seed, "max_tokens": 32, "ignore_eos": True} for seed in range(20)]
+    asked = [{"temperature": 1, "seed": seed, "max_tokens": 32, "ignore_eos": True} for seed in range(20)]
     undisturbed = [answer.text for answer in await asyncio.gather(*(chat(simulated, STORY, **body) for body in asked))]
     assert len(set(undisturbed)) == len(asked)
     for service in ("scheduler-0", "worker-0", "gateway-0"):

@@ -53,7 +53,7 @@ class Load:
             "model": self.mesh.plan.model,
             "messages": [{"role": "user", "content": f"Tell story number {number} of a shoal of fish."}],
             "max_tokens": TOKENS,
-            "temperature": 0 if number % 2 else 1,
+            "temperature": 1,
             "seed": number,
             "ignore_eos": True,
             "stream": True,
