@@ -9,8 +9,9 @@ import asyncio
 import hashlib
 import logging
 import socket
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
 from pathlib import Path
+from typing import Any
 
 from mesh.settings import split_targets, target_files
 
@@ -118,6 +119,17 @@ async def addresses(targets: str) -> AsyncIterator[frozenset[str]]:
             known = now
             yield now
         await spoken.rest()
+
+
+async def at_each(targets: str, work: Callable[[str], Coroutine[Any, Any, None]], name: str) -> None:
+    """Until cancelled: run `work(address)` for each address there is; a task is cancelled when its address is gone."""
+    tasks: dict[str, asyncio.Task[None]] = {}
+    async with asyncio.TaskGroup() as group:
+        async for found in addresses(targets):
+            for gone in tasks.keys() - found:
+                tasks.pop(gone).cancel()
+            for new in found - tasks.keys():
+                tasks[new] = group.create_task(work(new), name=f"{name} {new}")
 
 
 def owner(key: str, replicas: Iterable[str]) -> str | None:

@@ -17,7 +17,7 @@ from mesh.client import Backoff, connect
 from mesh.clients.board import Board, Journal
 from mesh.clients.claims import Claims
 from mesh.clients.reports import LoadState, WorkerFacts, hello_of, load_of
-from mesh.discovery import addresses
+from mesh.discovery import at_each
 from mesh.errors import DeadlineExceeded, ShoalError, Superseded, Unavailable, status_as_errors
 from mesh.tls import SCHEDULER, Tls
 from shoal.scheduler.v1 import scheduler_pb2, scheduler_pb2_grpc
@@ -63,13 +63,7 @@ class Attacher:
 
     async def run(self) -> None:
         """Until cancelled: one task for each address there is."""
-        tasks: dict[str, asyncio.Task[None]] = {}
-        async with asyncio.TaskGroup() as group:
-            async for found in addresses(self._targets):
-                for gone in tasks.keys() - found:
-                    tasks.pop(gone).cancel()
-                for new in found - tasks.keys():
-                    tasks[new] = group.create_task(self._stay(new), name=f"attach {new}")
+        await at_each(self._targets, self._stay, "attach")
 
     async def _stay(self, address: str) -> None:
         """Attach again and again. Each try has a fresh channel, so the transport's own back-off never adds to ours."""

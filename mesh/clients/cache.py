@@ -16,7 +16,7 @@ import grpc
 
 from mesh.breaker import BreakerPolicy
 from mesh.clients.cache_replica import GOODBYE_S, Attempt, Outcome, Replica
-from mesh.discovery import addresses
+from mesh.discovery import at_each
 from mesh.errors import InvalidRequest
 from mesh.kv import Bundle, KeySet
 from mesh.kv_wire import Assembly, check_wanted, key_set_message, pieces_of
@@ -75,15 +75,8 @@ class Caches:
 
     async def run(self) -> None:
         """Until cancelled: know the replicas, and notice when one in trouble is well again."""
-        if not self._targets:
-            return
-        tasks: dict[str, asyncio.Task[None]] = {}
-        async with asyncio.TaskGroup() as group:
-            async for found in addresses(self._targets):
-                for gone in tasks.keys() - found:
-                    tasks.pop(gone).cancel()
-                for new in found - tasks.keys():
-                    tasks[new] = group.create_task(self._keep(new), name=f"cache {new}")
+        if self._targets:
+            await at_each(self._targets, self._keep, "cache")
 
     async def _keep(self, address: str) -> None:
         replica = Replica(address, self._policy, self._tls)

@@ -16,7 +16,7 @@ from mesh.clients.lease import Lease, LeaseLimits
 from mesh.clients.load import ReplicaView, replica_view
 from mesh.clients.placement import Demand
 from mesh.clients.worker import Metadata
-from mesh.discovery import addresses, owner
+from mesh.discovery import at_each, owner
 from mesh.tls import SCHEDULER, Tls
 from shoal.scheduler.v1 import scheduler_pb2, scheduler_pb2_grpc
 
@@ -50,14 +50,8 @@ class Schedulers:
 
     async def run(self) -> None:
         """Follow every replica until cancelled."""
-        watchers: dict[str, asyncio.Task[None]] = {}
-        async with asyncio.TaskGroup() as group:
-            self._group = group
-            async for found in addresses(self._targets):
-                for address in watchers.keys() - found:
-                    watchers.pop(address).cancel()
-                for address in found - watchers.keys():
-                    watchers[address] = group.create_task(self._watch(address))
+        async with asyncio.TaskGroup() as self._group:
+            await at_each(self._targets, self._watch, "watch")
 
     def owner(self, model: str, pool: str = "", *, shun: frozenset[str] = frozenset()) -> str | None:
         """The live replica that owns (model, pool), those in `shun` only if there is no other; None = none lives.

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mesh.discovery import TargetFile, Targets, addresses, owner, resolve
+from mesh.discovery import TargetFile, Targets, addresses, at_each, owner, resolve
 from mesh.settings import split_targets
 
 Eventually = Callable[..., Awaitable[object]]
@@ -97,3 +97,28 @@ def test_keys_spread_over_replicas() -> None:
     owned = [owner(f"model-{n}", live) for n in range(400)]
     assert all(60 <= owned.count(replica) <= 140 for replica in live)
     assert owner("model", []) is None
+
+
+async def test_work_runs_at_each_address_and_ends_when_that_is_gone(tmp_path: Path, eventually: Eventually) -> None:
+    targets, at_work = tmp_path / "targets", set()
+
+    async def work(address: str) -> None:
+        at_work.add(address)
+        try:
+            await asyncio.Event().wait()
+        finally:
+            at_work.discard(address)
+
+    def say(*lines: str) -> None:
+        part = tmp_path / "part"
+        part.write_text("\n".join(("# replicas", *lines)))
+        part.replace(targets)
+
+    say("127.0.0.1:1", "127.0.0.1:2")
+    async with asyncio.TaskGroup() as group:
+        following = group.create_task(at_each(f"file://{targets}", work, "test"))
+        await eventually(lambda: at_work == {"127.0.0.1:1", "127.0.0.1:2"})
+        say("127.0.0.1:2", "127.0.0.1:3")
+        await eventually(lambda: at_work == {"127.0.0.1:2", "127.0.0.1:3"})
+        following.cancel()
+    assert at_work == set()
