@@ -4,7 +4,6 @@ Two things differ from Hugging Face: names, and the rows of Llama's q and k proj
 interleaves for its RoPE (convert_hf_to_gguf.py, LlamaModel.permute). `read` undoes that.
 """
 
-import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,27 +13,11 @@ import torch
 
 from gpu_worker.models.errors import LoadError
 from gpu_worker.models.gguf_metadata import GgufMetadata
+from mesh.gguf_names import hf_name
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-_GLOBAL = {
-    "token_embd.weight": "model.embed_tokens.weight",
-    "output_norm.weight": "model.norm.weight",
-    "output.weight": "lm_head.weight",
-    "rope_freqs.weight": "rope_freqs.weight",
-}
-_IN_LAYER = {
-    "attn_norm": "input_layernorm",
-    "attn_q": "self_attn.q_proj",
-    "attn_k": "self_attn.k_proj",
-    "attn_v": "self_attn.v_proj",
-    "attn_output": "self_attn.o_proj",
-    "ffn_norm": "post_attention_layernorm",
-    "ffn_gate": "mlp.gate_proj",
-    "ffn_up": "mlp.up_proj",
-    "ffn_down": "mlp.down_proj",
-}
 _ARCHITECTURES = {"llama": "LlamaForCausalLM"}
 
 
@@ -45,7 +28,8 @@ class GgufCheckpoint:
         self.source = path
         self.files = [path]
         self._metadata = GgufMetadata(path)
-        self._tensors = {hf_name(tensor.name): tensor for tensor in self._metadata.reader.tensors}
+        # Names without a counterpart stay as they are, and are reported as left over.
+        self._tensors = {hf_name(one.name) or one.name: one for one in self._metadata.reader.tensors}
         self._arch = self._metadata.architecture
         self.config: Mapping[str, Any] = self._hf_config()
 
@@ -96,16 +80,6 @@ class GgufCheckpoint:
             "qkv_bias": "model.layers.0.self_attn.q_proj.bias" in self._tensors,
             "eos_token_id": self._metadata.eos_token_ids,
         }
-
-
-def hf_name(name: str) -> str:
-    """The Hugging Face name of a GGUF tensor; unknown names stay as they are (and are reported as left over)."""
-    if name in _GLOBAL:
-        return _GLOBAL[name]
-    match = re.fullmatch(r"blk\.(\d+)\.(\w+)\.(weight|bias)", name)
-    if match is None or match[2] not in _IN_LAYER:
-        return name
-    return f"model.layers.{match[1]}.{_IN_LAYER[match[2]]}.{match[3]}"
 
 
 def _deinterleave(weight: torch.Tensor, heads: int, file: Path, name: str) -> torch.Tensor:

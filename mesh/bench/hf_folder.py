@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mesh.bench.report import CannotMeasure
+from mesh.gguf_names import hf_name
 from mesh.models import ModelFolder
 
 if TYPE_CHECKING:
@@ -19,22 +20,6 @@ if TYPE_CHECKING:
     from gguf import GGUFReader
     from numpy.typing import NDArray
 
-_OUTER = {
-    "token_embd.weight": "model.embed_tokens.weight",
-    "output_norm.weight": "model.norm.weight",
-    "output.weight": "lm_head.weight",
-}
-_INNER = {
-    "attn_norm": "input_layernorm",
-    "attn_q": "self_attn.q_proj",
-    "attn_k": "self_attn.k_proj",
-    "attn_v": "self_attn.v_proj",
-    "attn_output": "self_attn.o_proj",
-    "ffn_norm": "post_attention_layernorm",
-    "ffn_gate": "mlp.gate_proj",
-    "ffn_up": "mlp.up_proj",
-    "ffn_down": "mlp.down_proj",
-}
 _COPIED = ("tokenizer.json", "tokenizer_config.json", "generation_config.json")
 
 
@@ -102,14 +87,11 @@ def config_of(reader: "GGUFReader") -> dict[str, Any]:
     }
 
 
-def hf_name(name: str) -> str:
-    """Raises CannotMeasure for a tensor that a plain Llama does not have."""
-    if name in _OUTER:
-        return _OUTER[name]
-    parts = name.split(".")
-    if len(parts) == 4 and parts[0] == "blk" and parts[2] in _INNER:
-        return f"model.layers.{parts[1]}.{_INNER[parts[2]]}.{parts[3]}"
-    raise CannotMeasure(f"the GGUF has a tensor {name!r}, which the conversion for peers does not know")
+def name_of(name: str) -> str:
+    """Hugging Face's name of a tensor. Raises CannotMeasure for one that a plain Llama does not have."""
+    if (known := hf_name(name)) is None:
+        raise CannotMeasure(f"the GGUF has a tensor {name!r}, which the conversion for peers does not know")
+    return known
 
 
 def bf16_bits(values: "NDArray[np.float32]") -> "NDArray[np.uint16]":
@@ -136,7 +118,7 @@ def _write_safetensors(reader: "GGUFReader", config: dict[str, Any], path: Path,
     for tensor in reader.tensors:
         shape = [int(size) for size in reversed(tensor.shape)]
         size = 2 * int(tensor.n_elements)
-        header[hf_name(tensor.name)] = {"dtype": "BF16", "shape": shape, "data_offsets": [offset, offset + size]}
+        header[name_of(tensor.name)] = {"dtype": "BF16", "shape": shape, "data_offsets": [offset, offset + size]}
         offset += size
     encoded = json.dumps(header).encode()
     encoded += b" " * (-len(encoded) % 8)
@@ -145,7 +127,7 @@ def _write_safetensors(reader: "GGUFReader", config: dict[str, Any], path: Path,
         file.write(struct.pack("<Q", len(encoded)) + encoded)
         for tensor in reader.tensors:
             weight = dequantize(tensor.data, tensor.tensor_type)
-            projection = hf_name(tensor.name).split(".")[-2]
+            projection = name_of(tensor.name).split(".")[-2]
             if projection in heads:
                 weight = half_split(weight, heads[projection])
             file.write(bf16_bits(weight).tobytes())
