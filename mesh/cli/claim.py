@@ -31,20 +31,20 @@ def take() -> int:
 
 
 def is_taken() -> bool:
-    """Whether a mesh runs here, is about to start or has not quite ended. Holds the lock for a blink, if not."""
+    """Whether a mesh runs here, is about to start or has not quite ended. If not, shares the lock for a blink."""
     try:
         descriptor = os.open(_path(), os.O_RDONLY | os.O_CLOEXEC)
     except FileNotFoundError:
         return False
     try:
-        return not _locked(descriptor)
+        return not _locked(descriptor, fcntl.LOCK_SH)  # so that those who look do not see each other
     finally:
         os.close(descriptor)
 
 
-def _locked(descriptor: int) -> bool:
+def _locked(descriptor: int, how: int = fcntl.LOCK_EX) -> bool:
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(descriptor, how | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
     return True

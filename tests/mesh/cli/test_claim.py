@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import msgspec
@@ -100,3 +101,9 @@ def test_nobody_is_told_that_none_runs_while_one_begins(home: Path, command: str
 def test_looking_for_a_mesh_leaves_no_trace(home: Path):
     assert not claim.is_taken()
     assert not home.exists()
+
+
+def test_those_who_look_do_not_take_each_other_for_a_mesh(home: Path):
+    os.close(claim.take())
+    with ThreadPoolExecutor(4) as lookers:
+        assert not any(lookers.map(lambda _: claim.is_taken(), range(4000)))
