@@ -68,9 +68,11 @@ class LocalMesh:
                 return
             if state is not None and state.phase == "failed":
                 raise CannotMeasure(f"the mesh did not start: {state.message}")
-            if self._supervisor.poll() is not None or time.monotonic() > deadline:
+            ended = self._supervisor.poll() is not None
+            if ended or time.monotonic() > deadline:
                 log = (self.home / "supervisor.log").read_text(errors="replace")
-                raise CannotMeasure(f"the mesh did not start within {READY_S:g} s: {log[-1000:]}")
+                how = "its supervisor ended" if ended else f"not within {READY_S:g} s"
+                raise CannotMeasure(f"the mesh did not start ({how}): {log[-1000:]}")
             time.sleep(LOOK_EVERY_S)
 
     def _state_or_none(self) -> MeshState | None:
