@@ -5,6 +5,9 @@ import logging
 import os
 import shutil
 import ssl
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import grpc
@@ -17,6 +20,8 @@ from mesh.tls import CACHE, GATEWAY, SCHEDULER, WORKER, Tls, TlsError
 from shoal.cache.v1 import cache_pb2, cache_pb2_grpc
 
 from .conftest import IDENTITIES, NAME, NOW, PAST, Cache, Service, refusal, serving, stats, write
+
+NOBODY = 65534
 
 
 def stranger(authority: Authority, mesh: Authority, valid: Validity = NOW) -> grpc.ChannelCredentials:
@@ -211,8 +216,22 @@ def test_certificates_that_cannot_be_used_are_refused_by_file_with_what_to_do(
     assert "shoal certs" in str(caught.value)
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root reads everything")
+@contextmanager
+def as_nobody() -> Iterator[None]:
+    """As a user who may not read everything, where this one may."""
+    own = os.geteuid()
+    os.seteuid(NOBODY if own == 0 else own)
+    try:
+        yield
+    finally:
+        os.seteuid(own)
+
+
 def test_a_key_that_may_not_be_read_is_named(folder: Path) -> None:
-    (folder / "worker.key").chmod(0)
-    with pytest.raises(TlsError, match=r"worker\.key: Permission denied"):
-        Tls(folder, WORKER)
+    with tempfile.TemporaryDirectory() as open_to_all:
+        copy = shutil.copytree(folder, Path(open_to_all) / "certs")
+        for each in (Path(open_to_all), copy):
+            each.chmod(0o755)
+        (copy / "worker.key").chmod(0)
+        with as_nobody(), pytest.raises(TlsError, match=r"worker\.key: Permission denied"):
+            Tls(copy, WORKER)

@@ -161,8 +161,10 @@ def test_a_signal_ends_a_load_at_once_and_says_so(server, number):
         deadline = time.monotonic() + 30
         while not server.bodies and time.monotonic() < deadline:
             time.sleep(0.02)
+        began = bool(server.bodies)
         running.send_signal(number)
         _, said = running.communicate(timeout=20)
+    assert began, "no request came before the signal"
     assert running.returncode == 130
     assert "interrupted" in said
     assert "Traceback" not in said
