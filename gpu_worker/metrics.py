@@ -3,7 +3,7 @@
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info
 
 from gpu_worker.cold.metrics import ColdMetrics
-from gpu_worker.engine.api import AcceptedEvent, EngineInfo, EngineLoad, StepResult, TokensEvent
+from gpu_worker.engine.api import AcceptedEvent, EngineInfo, EngineLoad, Parts, StepResult, TokensEvent
 from mesh.clients.usage import TIERS
 from mesh.telemetry import milliseconds
 
@@ -35,6 +35,10 @@ class WorkerMetrics:
         self._step = Histogram(
             "shoal_worker_step_seconds", "Duration of a step.", registry=registry, buckets=_STEP_BUCKETS
         )
+        self._kernels = counter(
+            "kernel_seconds", "Time of the steps that were timed, by part: divide by all parts for shares.", ("part",)
+        )
+        self._timed = counter("timed_steps", "Steps whose kernels were timed: about one in sixty.")
         self._first_token = Histogram(
             "shoal_worker_first_token_seconds",
             "From the call to its first token.",
@@ -66,7 +70,14 @@ class WorkerMetrics:
                 self._tokens.labels("cached").inc(sum(event.cached.values()))
                 for tier, tokens in event.cached.items():
                     self._cached.labels(TIERS[tier]).inc(tokens)
+        if result.parts is not None:
+            self._time(result.parts)
         self._show(result.load)
+
+    def _time(self, parts: Parts) -> None:
+        self._timed.inc()
+        for part in Parts.__struct_fields__:
+            self._kernels.labels(part.removesuffix("_s")).inc(getattr(parts, part))
 
     def _show(self, load: EngineLoad) -> None:
         self._preemptions.inc(max(0, load.preemptions - self._preempted))

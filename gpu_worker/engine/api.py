@@ -125,12 +125,28 @@ class EngineLoad(msgspec.Struct, frozen=True, kw_only=True):
     computed: dict[str, int] = {}  # request_id -> prompt + emitted tokens whose KV is ready
 
 
+class Parts(msgspec.Struct, frozen=True, kw_only=True):
+    """Where the seconds of one run of the runner went.
+
+    attention      a layer's half with its norm: projections, RoPE, KV written and read
+    feed_forward   its other half, with its norm
+    sampling       from logits to tokens
+    other          all else: batches made, embedding, the last norm and the head
+    """
+
+    attention_s: float
+    feed_forward_s: float
+    sampling_s: float
+    other_s: float
+
+
 class StepResult(msgspec.Struct, frozen=True, kw_only=True):
     """What one step changed. Block keys are chain keys (mesh/blocks.py) the prefix cache gained and lost."""
 
     events: list[Event]
     load: EngineLoad
     duration_ms: float
+    parts: Parts | None = None  # of a step whose kernels were timed
     prompt_tokens: int = 0  # computed for the first time
     recomputed_tokens: int = 0  # prompt and output whose KV a preemption or a move had lost
     blocks_stored: list[bytes] = []

@@ -135,6 +135,7 @@ class BatchingEngine:
             events=events,
             load=load_of(self._schedule, self._meters, self._requests),
             duration_ms=duration_s * 1000,
+            parts=self._runner.parts() if pieces else None,
             prompt_tokens=prompt_tokens,
             recomputed_tokens=recomputed_tokens,
             blocks_stored=stored,

@@ -7,9 +7,12 @@ from collections.abc import Sequence as Many
 from dataclasses import dataclass
 from typing import Protocol
 
-from gpu_worker.engine.api import Logprob
+from gpu_worker.engine.api import Logprob, Parts
 from gpu_worker.engine.sequence import Piece
 from mesh.sampling import Sampling
+
+# Of so many runs one is timed by part. A prime: no rhythm of prompts and answers falls in step with it.
+TIMED_EVERY = 61
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,3 +46,6 @@ class Runner(Protocol):
 
         A token depends on its own sequence only. Whatever is raised has changed nothing but the pieces' own blocks.
         """
+
+    def parts(self) -> Parts | None:
+        """Where the time of the last `run` went, if that was one of those that are timed (one in TIMED_EVERY)."""

@@ -4,7 +4,8 @@ import time
 from collections.abc import Callable
 from collections.abc import Sequence as Many
 
-from gpu_worker.engine.runner import Outcome, Sampled
+from gpu_worker.engine.api import Parts
+from gpu_worker.engine.runner import TIMED_EVERY, Outcome, Sampled
 from gpu_worker.engine.sequence import Piece
 from gpu_worker.engine.simulated_time import TimingModel
 from gpu_worker.engine.simulated_words import Words
@@ -19,6 +20,8 @@ class SimulatedRunner:
         self._timing = timing
         self._words = words
         self._sleep = sleep
+        self._runs = 0
+        self._parts: Parts | None = None
 
     def check(self, sampling: Sampling) -> None:
         """Refuses probabilities, for there are none. Whatever else changes them (penalties, logit_bias, temperature,
@@ -34,10 +37,17 @@ class SimulatedRunner:
         """Sleeps for what the step has left after choosing its tokens."""
         began_s = time.perf_counter()
         outcomes = [Outcome(piece, self._sampled(piece, ending_ids) if piece.samples else None) for piece in pieces]
-        left_s = self._timing.seconds(pieces) - (time.perf_counter() - began_s)
+        chosen_s = time.perf_counter() - began_s
+        left_s = self._timing.seconds(pieces) - chosen_s
         if left_s > 0:
             self._sleep(left_s)
+        self._runs += 1
+        self._parts = None if self._runs % TIMED_EVERY else self._timing.parts(pieces, chosen_s)
         return outcomes
+
+    def parts(self) -> Parts | None:
+        """What the timing model says of the last run, and the time that choosing its words took."""
+        return self._parts
 
     def _sampled(self, piece: Piece, ending_ids: Many[int]) -> Sampled:
         sequence = piece.sequence

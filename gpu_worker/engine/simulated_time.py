@@ -7,9 +7,10 @@ the third is what it costs more with each choice, the last what attention reads 
 With the defaults one choice decodes at 165 tokens/s and 64 choices of 1,000 tokens' context at 5,200 together.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from gpu_worker.engine.api import Parts
 from gpu_worker.engine.sequence import Piece
 
 
@@ -37,3 +38,9 @@ class TimingModel:
             + rows * self.row_s
             + context * self.context_token_s
         )  # fmt: skip
+
+    def parts(self, pieces: Sequence[Piece], sampling_s: float) -> Parts:
+        """The same by part: attention is what reading the context takes, the matmuls of all parts are told as one."""
+        attention_s = sum(piece.start for piece in pieces) * self.context_token_s
+        matmuls_s = max(0.0, self.seconds(pieces) - attention_s - sampling_s)
+        return Parts(attention_s=attention_s, feed_forward_s=matmuls_s, sampling_s=sampling_s, other_s=0.0)

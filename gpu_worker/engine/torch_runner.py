@@ -1,15 +1,18 @@
 """The runner that computes: from pieces of sequences to one packed batch, through the model, to sampled tokens."""
 
 from collections.abc import Sequence as Many
+from functools import partial
 
 import numpy as np
 import torch
 
-from gpu_worker.engine.runner import Outcome, Sampled
+from gpu_worker.engine.api import Parts
+from gpu_worker.engine.runner import TIMED_EVERY, Outcome, Sampled
 from gpu_worker.engine.sampler import Row, sample
 from gpu_worker.engine.sequence import Piece, Sequence
 from gpu_worker.models.paged import Batch, DecodeGroup, PagedKv, PrefillPiece
 from gpu_worker.models.registry import Decoder
+from gpu_worker.models.watch import Part, Watch
 from mesh.blocks import BLOCK_TOKENS
 from mesh.sampling import Sampling
 
@@ -25,6 +28,8 @@ class TorchRunner:
         self._kv = kv
         self._device = device
         self._dtype = dtype
+        self._runs = 0
+        self._parts: Parts | None = None
 
     def check(self, sampling: Sampling) -> None:
         """Whatever Sampling.check lets through can be honoured."""
@@ -38,15 +43,32 @@ class TorchRunner:
     @torch.inference_mode()
     def run(self, pieces: Many[Piece], ending_ids: Many[int]) -> list[Outcome]:
         """Compute the pieces in one forward pass. Raises whatever torch raises; nothing but KV was changed then."""
+        watch, self._parts = self._watch(), None
         singles = sorted((p for p in pieces if p.count == 1), key=lambda piece: piece.start)
         ordered = singles + [p for p in pieces if p.count > 1]
         sampling = [piece for piece in ordered if piece.samples]
-        logits = self._decoder.forward(self._batch(ordered, len(singles)), self._kv)
+        logits = self._decoder.forward(self._batch(ordered, len(singles), watch), self._kv)
+        if watch is not None:
+            watch.lap(Part.OTHER)
         tokens = sample(logits, [_row(piece.sequence, ending_ids) for piece in sampling]) if sampling else []
+        if watch is not None:
+            watch.lap(Part.SAMPLING)
+            self._parts = _parts(watch)
         done = {id(p): _outcome(p, s) for p, s in zip(sampling, tokens, strict=True)}
         return [done.get(id(piece)) or Outcome(piece) for piece in pieces]
 
-    def _batch(self, pieces: list[Piece], singles: int) -> Batch:
+    def parts(self) -> Parts | None:
+        """As the protocol says."""
+        return self._parts
+
+    def _watch(self) -> Watch | None:
+        """For a run that is timed. On a GPU it makes the run wait for each part, which is why few are."""
+        self._runs += 1
+        if self._runs % TIMED_EVERY:
+            return None
+        return Watch(partial(torch.cuda.synchronize, self._device) if self._device.type == "cuda" else _nothing)
+
+    def _batch(self, pieces: list[Piece], singles: int, watch: Watch | None) -> Batch:
         positions = np.concatenate([np.arange(p.start, p.start + p.count) for p in pieces])
         ends = np.cumsum([piece.count for piece in pieces])
         ids = [token for p in pieces for token in p.sequence.ids[p.start : p.start + p.count]]
@@ -62,6 +84,7 @@ class TorchRunner:
                 self._prefill_piece(piece, int(end) - piece.count)
                 for piece, end in zip(pieces[singles:], ends[singles:], strict=True)
             ],
+            watch=watch,
         )
 
     def _decode_group(self, pieces: list[Piece], first: int, last: int) -> DecodeGroup:
@@ -92,6 +115,15 @@ class TorchRunner:
 
     def _long(self, array: np.ndarray) -> torch.Tensor:
         return torch.from_numpy(array.astype(np.int64, copy=False)).to(self._device)
+
+
+def _nothing() -> None:
+    """A CPU has done what it was given when the call returns."""
+
+
+def _parts(watch: Watch) -> Parts:
+    attention_s, feed_forward_s, sampling_s, other_s = watch.seconds
+    return Parts(attention_s=attention_s, feed_forward_s=feed_forward_s, sampling_s=sampling_s, other_s=other_s)
 
 
 def _slots(piece: Piece) -> np.ndarray:

@@ -16,6 +16,7 @@ from gpu_worker.models.errors import LoadError
 from gpu_worker.models.linear import Linear, MakeLinear, dense
 from gpu_worker.models.paged import Batch, KvShape, PagedKv, attend
 from gpu_worker.models.rope import angles, inverse_frequencies, rotate
+from gpu_worker.models.watch import Part, Watch
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,10 +116,14 @@ class Llama:
         x = self._embedding[batch.token_ids]  # [T, D]
         cos, sin = angles(batch.positions, self._frequencies)
         cos, sin = cos.to(x.dtype), sin.to(x.dtype)
+        watch = batch.watch
+        _lap(watch, Part.OTHER)
         for index, layer in enumerate(self._layers):
             x = x + self._attention(index, layer, self._rms_norm(x, layer.input_norm), (cos, sin), batch, kv)
+            _lap(watch, Part.ATTENTION)
             gate, up = layer.gate_up(self._rms_norm(x, layer.mlp_norm)).chunk(2, dim=-1)
             x = x + layer.down(functional.silu(gate) * up)
+            _lap(watch, Part.FEED_FORWARD)
         rows = self._rms_norm(x[batch.logit_rows], self._norm)  # [R, D]
         return self._head(rows).float()
 
@@ -141,6 +146,11 @@ class Llama:
     def _rms_norm(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         """x / rms(x) * weight, computed in fp32."""
         return functional.rms_norm(x.float(), weight.shape, weight, self.config.eps).to(x.dtype)
+
+
+def _lap(watch: Watch | None, part: Part) -> None:
+    if watch is not None:
+        watch.lap(part)
 
 
 def _read_layer(

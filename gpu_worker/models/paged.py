@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
+from gpu_worker.models.watch import Watch
 from mesh.blocks import BLOCK_TOKENS
 
 
@@ -59,6 +60,7 @@ class Batch:
     logit_rows: torch.Tensor  # [R]
     decodes: list[DecodeGroup]
     prefills: list[PrefillPiece]
+    watch: Watch | None = None  # where this step's parts are timed
 
 
 class PagedKv:

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from prometheus_client import CollectorRegistry
 
-from gpu_worker.engine.api import AcceptedEvent, EngineLoad, StepResult
+from gpu_worker.engine.api import AcceptedEvent, EngineLoad, Parts, StepResult
 from gpu_worker.metrics import WorkerMetrics
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
@@ -33,3 +33,17 @@ async def test_metrics_say_what_the_engine_is(rig: Any) -> None:
     facts = {"model": "tiny", "architecture": "LlamaForCausalLM", "precision": "fp32", "device": "cpu"}
     assert rig.sample("info", **facts, simulated="false") == 1
     assert rig.sample("simulated") == 0
+
+
+async def test_kernel_time_adds_up_by_part_over_the_steps_that_were_timed() -> None:
+    registry = CollectorRegistry()
+    metrics = WorkerMetrics(registry)
+    parts = Parts(attention_s=0.25, feed_forward_s=0.5, sampling_s=0.125, other_s=0.0625)
+    for timed in (parts, None, parts):
+        metrics.stepped(StepResult(events=[], load=IDLE, duration_ms=1000, parts=timed))
+    seconds = {
+        part: registry.get_sample_value("shoal_worker_kernel_seconds_total", {"part": part})
+        for part in ("attention", "feed_forward", "sampling", "other")
+    }
+    assert seconds == {"attention": 0.5, "feed_forward": 1.0, "sampling": 0.25, "other": 0.125}
+    assert registry.get_sample_value("shoal_worker_timed_steps_total") == 2
