@@ -7,6 +7,7 @@ from gpu_worker.engine.admission import Admission
 from gpu_worker.engine.api import Engine, EngineInfo
 from gpu_worker.engine.config import EngineConfig
 from gpu_worker.engine.engine import BatchingEngine
+from gpu_worker.engine.holdings import Holdings
 from gpu_worker.engine.kv import BlockPool
 from gpu_worker.engine.pacing import Pace
 from gpu_worker.engine.runner import Runner
@@ -35,7 +36,7 @@ def build_engine(config: EngineConfig, progress: "Progress") -> Engine:
 
 def assemble(config: EngineConfig, info: EngineInfo, runner: Runner, store: BlockStore | None = None) -> BatchingEngine:
     """The engine around whatever runs its steps; `store` is the content of its blocks, if others can use it."""
-    schedule = Schedule(BlockPool(info.total_blocks), config.max_sequences)
+    schedule = Schedule(Holdings(BlockPool(info.total_blocks)), config.max_sequences)
     pace = Pace(config.prefill_chunk, config.prefill_step_ms / 1000)
     admission = Admission(
         config.max_waiting_tokens,

@@ -10,43 +10,9 @@ so free + cached + used = total by construction; the counts are the containers' 
 A block becomes findable (`publish`) while it is still used, and cached when its last holder releases it.
 """
 
-from collections import OrderedDict
 from collections.abc import Iterable, Sequence
-from typing import Protocol
 
-
-class Eviction(Protocol):
-    """Which cached block goes first."""
-
-    def add(self, block: int) -> None:
-        """`block` became cached."""
-
-    def remove(self, block: int) -> None:
-        """`block` is in use again."""
-
-    def pop(self) -> int:
-        """Choose a block, forget it and return it. Called only while there is one."""
-
-    def __len__(self) -> int: ...
-
-
-class LeastRecentlyUsed:
-    """Evicts what was released longest ago."""
-
-    def __init__(self) -> None:
-        self._order: OrderedDict[int, None] = OrderedDict()
-
-    def add(self, block: int) -> None:
-        self._order[block] = None
-
-    def remove(self, block: int) -> None:
-        del self._order[block]
-
-    def pop(self) -> int:
-        return self._order.popitem(last=False)[0]
-
-    def __len__(self) -> int:
-        return len(self._order)
+from gpu_worker.engine.eviction import Eviction, LeastRecentlyUsed
 
 
 class BlockPool:

@@ -14,26 +14,21 @@ sequence fits the pool, so the oldest always advances: no livelock.
 from bisect import insort
 from operator import attrgetter
 
-from gpu_worker.engine.api import Plan
-from gpu_worker.engine.kv import BlockPool
-from gpu_worker.engine.sequence import Piece, Request, Sequence, blocks_for
-from mesh.blocks import BLOCK_TOKENS
-
-# Values of shoal.types.v1.KvTier.
-DEVICE_TIER, SHARED_TIER = 1, 4
+from gpu_worker.engine.holdings import Holdings
+from gpu_worker.engine.sequence import Piece, Request, Sequence
 
 
 class Schedule:
-    """The waiting and the running, and the pool they share."""
+    """The waiting and the running, and the blocks they share."""
 
-    def __init__(self, pool: BlockPool, max_sequences: int) -> None:
-        self.pool = pool
+    def __init__(self, holdings: Holdings, max_sequences: int) -> None:
+        self.holdings = holdings
+        self.pool = holdings.pool
         self._max_sequences = max_sequences
         self.waiting: list[Sequence] = []  # by order
         self.running: list[Sequence] = []  # by order
         self.preemptions = 0
         self._preempted_before = 0  # as the step being planned began
-        self._fresh: list[int] = []  # blocks allocated for the step being planned
 
     def add(self, sequence: Sequence) -> None:
         insort(self.waiting, sequence, key=_order)
@@ -42,7 +37,7 @@ class Schedule:
         """Take a sequence out, wherever it is, and release its blocks."""
         if sequence in self.running:
             self.running.remove(sequence)
-            self._release(sequence)
+            self.holdings.release(sequence)
         elif sequence in self.waiting:
             self.waiting.remove(sequence)
 
@@ -51,16 +46,16 @@ class Schedule:
 
         `budget` is the most prompt tokens of all sequences together; decodes come on top.
         """
-        self._fresh = []
+        self.holdings.fresh = []
         self._preempted_before = self.preemptions
         pieces: list[Piece] = []
         for sequence in [one for one in self.running if one.uncomputed == 1]:
             pieces += self._piece(sequence, 1)
         pieces += self._plan_prefills(budget)
         if self._all_stayed():
-            return pieces, self._fresh
+            return pieces, self.holdings.fresh
         held = set(map(id, self.running))  # growth has preempted a sequence, which may have had its piece already
-        return [piece for piece in pieces if id(piece.sequence) in held], self._fresh
+        return [piece for piece in pieces if id(piece.sequence) in held], self.holdings.fresh
 
     def _plan_prefills(self, budget: int) -> list[Piece]:
         prefills = [one for one in self.running if one.uncomputed > 1]
@@ -91,7 +86,7 @@ class Schedule:
                 break
             if _sibling_prefills(sequence.request):
                 continue
-            if not self._fits(sequence):
+            if not self.holdings.fits(sequence, self.running):
                 break
             self._start(sequence)
             count = min(sequence.uncomputed, budget)
@@ -100,47 +95,25 @@ class Schedule:
             budget -= count
         return pieces
 
-    def _fits(self, sequence: Sequence) -> bool:
-        """Whether all known ids find blocks beside what running sequences still need for theirs, and one more each."""
-        keys = _findable(sequence)
-        keys = keys[: self.pool.match(keys)]
-        own = blocks_for(len(sequence.ids)) - len(keys) + self.pool.unheld(keys)
-        others = sum(blocks_for(len(one.ids)) - len(one.blocks) + 1 for one in self.running)
-        return own + others <= self.pool.available
-
     def _start(self, sequence: Sequence) -> None:
-        """Move a sequence to the running ones with what the prefix cache has of it."""
-        keys = _findable(sequence)
-        sequence.blocks = self.pool.hold(keys[: self.pool.match(keys)])
-        sequence.computed = len(sequence.blocks) * BLOCK_TOKENS
+        """Move a sequence to the running ones, with what there is of it already."""
+        self.holdings.start(sequence)
         self.waiting.remove(sequence)
         insort(self.running, sequence, key=_order)
-        request = sequence.request
-        if not request.started and sequence.computed:
-            request.cached = _tiers(request.plan, len(sequence.blocks))
-        request.started = True
 
     def _grow(self, sequence: Sequence, count: int) -> bool:
         """Blocks for `count` more tokens, taken from the youngest if need be; False if that was the sequence itself."""
-        while len(sequence.blocks) < blocks_for(sequence.computed + count):
-            block = self.pool.allocate()
-            if block is not None:
-                sequence.blocks.append(block)
-                self._fresh.append(block)
-            elif self._preempt_youngest() is sequence:
+        while not self.holdings.grow(sequence, count):
+            if self._preempt() is sequence:
                 return False
         return True
 
-    def _preempt_youngest(self) -> Sequence:
+    def _preempt(self) -> Sequence:
         victim = self.running[-1]
         self.remove(victim)
         self.add(victim)
         self.preemptions += 1
         return victim
-
-    def _release(self, sequence: Sequence) -> None:
-        self.pool.release(sequence.blocks)
-        sequence.blocks, sequence.computed = [], 0
 
 
 _order = attrgetter("order")
@@ -148,20 +121,6 @@ _order = attrgetter("order")
 
 def _tokens(pieces: list[Piece]) -> int:
     return sum(piece.count for piece in pieces)
-
-
-def _tiers(plan: Plan, found: int) -> dict[int, int]:
-    """Prompt tokens in the first `found` blocks, by the tier that had them when the request came."""
-    first, last = (min(block, found) * BLOCK_TOKENS for block in plan.fetched)
-    prompt, whole = len(plan.prompt_ids), found * BLOCK_TOKENS
-    shared = min(last, prompt) - min(first, prompt)
-    tiers = {DEVICE_TIER: min(whole, prompt) - shared, SHARED_TIER: shared}
-    return {tier: tokens for tier, tokens in tiers.items() if tokens}
-
-
-def _findable(sequence: Sequence) -> list[bytes]:
-    """Keys worth looking up: at least the last known token is computed, for its logits."""
-    return sequence.keys_up_to(len(sequence.ids) - 1)
 
 
 def _sibling_prefills(request: Request) -> bool:

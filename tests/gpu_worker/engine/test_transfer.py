@@ -9,10 +9,10 @@ import torch
 
 from gpu_worker.engine.api import AcceptedEvent, ChoicePlan, FinishedEvent, TokensEvent
 from gpu_worker.engine.bulk import HEADER, BulkPort, Kind
+from gpu_worker.engine.holdings import DEVICE_TIER, SHARED_TIER
 from gpu_worker.engine.kv import BlockPool
 from gpu_worker.engine.messages import Shutdown, StepDone, Submit, decode_report, encode
 from gpu_worker.engine.process import _Port, serve
-from gpu_worker.engine.schedule import DEVICE_TIER, SHARED_TIER
 from gpu_worker.engine.transfer import Transfer
 from gpu_worker.models.paged import KvShape, PagedKv
 from shoal.types.v1 import types_pb2
