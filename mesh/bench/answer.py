@@ -30,6 +30,7 @@ class Outcome:
     """How one request went. Times are on the clock that the generator uses; `error` is "" for a whole answer.
 
     Latencies count from `due`, when the request should have left: a late generator does not hide a slow server.
+    `raw`, if it is a list, gets the stream's bytes as they are read, for `text_of` once the run is over.
     """
 
     due: float
@@ -44,6 +45,7 @@ class Outcome:
     finish: str | None = None
     error: str = ""
     detail: str = ""
+    raw: list[bytes] | None = None
 
     @property
     def tokens(self) -> int:
@@ -67,6 +69,19 @@ class Outcome:
             self.fail("short answer", f"{self.tokens} of {wanted_tokens} tokens, finish_reason {self.finish}")
 
 
+def text_of(outcome: Outcome) -> str:
+    """The first choice's text, of an outcome that kept its stream. Raises ValueError if it did not, or is malformed."""
+    if outcome.raw is None:
+        raise ValueError("the stream's bytes were not kept")
+    events = b"".join(outcome.raw).replace(b"\r\n", b"\n").split(b"\n\n")
+    found = []
+    for event in events:
+        data = event.removeprefix(b"data:").strip()
+        if data and data != _DONE and event.startswith(b"data:"):
+            found += [choice.words for choice in (_EVENT.decode(data).choices or ())[:1]]
+    return "".join(found)
+
+
 class SseReader:
     """Reads the events of one streamed answer into its Outcome. `gap` hears the seconds between pieces of text."""
 
@@ -81,6 +96,8 @@ class SseReader:
 
     def feed(self, data: bytes, now: float) -> None:
         """Take the bytes that were read at `now`."""
+        if self._outcome.raw is not None:
+            self._outcome.raw.append(data)
         if self._rest:
             data = self._rest + data
         if b"\r" in data:
@@ -152,6 +169,11 @@ class _Choice(msgspec.Struct):
     delta: _Delta | None = None
     text: str | None = None
     finish_reason: str | None = None
+
+    @property
+    def words(self) -> str:
+        """Its piece of the answer, without reasoning."""
+        return self.text or (self.delta.content if self.delta is not None else None) or ""
 
     @property
     def says(self) -> bool:

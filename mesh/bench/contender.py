@@ -25,11 +25,16 @@ LINE_BYTES = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """What one batch gave: output tokens, seconds from its start to its end, and to each answer's first token."""
+    """What one batch gave: output tokens, seconds from its start to its end, and to each answer's first token.
+
+    Of a server also the prompt tokens that it found in a cache, and this process's CPU seconds of asking and reading.
+    """
 
     tokens: int
     wall_s: float
     first_s: list[float]
+    cached_tokens: int = 0
+    generator_s: float | None = None
 
     @property
     def tokens_per_s(self) -> float:
@@ -37,15 +42,21 @@ class Batch:
 
 
 class Contender(Protocol):
-    """An engine that can be given batches. Raises CannotMeasure for an answer that is not whole."""
+    """An engine that can be given batches. Raises CannotMeasure for an answer that is not whole.
+
+    `caches`: a prompt asked again finds what it left behind.
+    """
 
     name: str
+    caches: bool
 
     async def run(self, prompts: Sequence[str], output_tokens: int, timeout_s: float) -> Batch: ...
 
 
 class HttpContender:
     """A server that speaks OpenAI's completions API."""
+
+    caches = True
 
     def __init__(self, name: str, url: str, model: str) -> None:
         self.name = name
@@ -61,13 +72,15 @@ class HttpContender:
             if outcome.error:
                 raise CannotMeasure(f"{self.name} did not answer whole: {outcome.error}: {outcome.detail}")
         first = [outcome.first - outcome.due for outcome in run.outcomes if outcome.first is not None]
-        return Batch(run.tokens, run.wall_s, first)
+        cached = sum(outcome.cached_tokens for outcome in run.outcomes)
+        return Batch(run.tokens, run.wall_s, first, cached, run.cpu_s)
 
 
 class OpenVinoContender:
     """OpenVINO GenAI's continuous batching, in a process of its own environment."""
 
     name = "OpenVINO GenAI"
+    caches = False  # its driver says so
 
     def __init__(self, process: asyncio.subprocess.Process, log: Path) -> None:
         self._process = process

@@ -86,6 +86,7 @@ class HttpTarget:
             "stream": True,
             "stream_options": {"include_usage": True},
             **ignore,
+            **options.more,
         }
 
     async def _connection(self) -> Exchange:

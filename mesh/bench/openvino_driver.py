@@ -28,6 +28,7 @@ def serve(genai: Any, model: str, lines: Iterable[str], out: TextIO) -> None:
     scheduler = genai.SchedulerConfig()
     scheduler.cache_size = CACHE_GIB
     scheduler.max_num_batched_tokens = STEP_TOKENS
+    scheduler.enable_prefix_caching = False
     pipeline = genai.ContinuousBatchingPipeline(model, scheduler, "CPU")
     print(json.dumps({"ready": True, "version": genai.__version__}), file=out)
     numbers = 0

@@ -1,8 +1,8 @@
 """Where a benchmark's requests go: what a target does with one, and what all requests to it say."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Protocol
+from dataclasses import dataclass, field
+from typing import Any, Protocol
 
 from mesh.bench.answer import Ask, Outcome
 
@@ -22,6 +22,7 @@ class TargetOptions:
         None  # PEM file of who signed the server's certificate; None = whom HTTP trusts, and no TLS in gRPC
     )
     timeout_s: float = 300.0
+    more: dict[str, Any] = field(default_factory=dict)  # further fields of each HTTP request
 
 
 class Target(Protocol):

