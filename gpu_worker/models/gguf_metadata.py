@@ -3,24 +3,10 @@
 from pathlib import Path
 from typing import Any
 
-import gguf
 import numpy as np
 
 from gpu_worker.models.errors import LoadError
-
-_DAMAGE = (ValueError, IndexError, KeyError, OSError, OverflowError, TypeError)  # what GGUFReader raises on bad bytes
-
-
-class _PlainReader(gguf.GGUFReader):
-    """GGUFReader over a plain array: slicing np.memmap is slow, and a vocabulary takes 250,000 slices."""
-
-    @property  # type: ignore[override]
-    def data(self) -> np.ndarray:
-        return self._data
-
-    @data.setter
-    def data(self, mapped: np.ndarray) -> None:
-        self._data = np.asarray(mapped)
+from gpu_worker.models.gguf_header import Strings, read_header
 
 
 class GgufMetadata:
@@ -29,34 +15,58 @@ class GgufMetadata:
     def __init__(self, path: Path) -> None:
         self.source = path
         try:
-            self.reader = _PlainReader(path)
-        except _DAMAGE as error:
-            raise LoadError(path, f"not a whole GGUF file ({error}); fetch it again") from error
-        self.architecture = str(self.field("general.architecture"))
+            # An empty file cannot be mapped. np.asarray: slicing a memmap is slow.
+            self.data = np.asarray(np.memmap(path, mode="r")) if path.stat().st_size else np.empty(0, np.uint8)
+        except OSError as error:
+            raise LoadError(path, f"cannot be read: {error.strerror}") from error
+        header = read_header(path, self.data)
+        self.tensors = header.tensors
+        self._values = header.values
+        self.architecture: str = self.text("general.architecture")
 
     def field(self, key: str, default: Any = None) -> Any:
         """A value by its full key."""
-        field = self.reader.get_field(key)
-        if field is not None:
-            return field.contents()
-        if default is None:
+        value = self._values.get(key, default)
+        if value is None:
             raise LoadError(self.source, f"metadata lacks {key}")
-        return default
+        return value
 
     def of(self, key: str, default: Any = None) -> Any:
         """A value of the architecture's own, by the rest of its key."""
         return self.field(f"{self.architecture}.{key}", default)
 
+    def text(self, key: str, default: str | None = None) -> str:
+        """A string by its full key."""
+        value = self.field(key, default)
+        if not isinstance(value, str):
+            raise LoadError(self.source, f"metadata {key} is {value!r}; expected a string")
+        return value
+
+    def count(self, key: str, default: int | None = None) -> int:
+        """A positive whole number by its full key."""
+        value = self.field(key, default)
+        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+            raise LoadError(self.source, f"metadata {key} is {value!r}; expected a whole number above 0")
+        return value
+
+    def count_of(self, key: str, default: int | None = None) -> int:
+        """A positive whole number of the architecture's own, by the rest of its key."""
+        return self.count(f"{self.architecture}.{key}", default)
+
     @property
     def vocab_size(self) -> int:
-        tokens = self.reader.get_field("tokenizer.ggml.tokens")
-        return len(tokens.data) if tokens is not None else int(self.of("vocab_size"))
+        tokens = self._values.get("tokenizer.ggml.tokens")
+        return tokens.count if isinstance(tokens, Strings) else self.count_of("vocab_size")
 
     @property
     def context_tokens(self) -> int:
-        return int(self.of("context_length"))
+        return self.count_of("context_length")
 
     @property
     def eos_token_ids(self) -> list[int]:
-        keys = ("tokenizer.ggml.eos_token_id", "tokenizer.ggml.eot_token_id", "tokenizer.ggml.eom_token_id")
-        return sorted({int(self.field(key)) for key in keys if self.reader.get_field(key) is not None})
+        keys = [f"tokenizer.ggml.{name}_token_id" for name in ("eos", "eot", "eom")]
+        ids = {key: self._values[key] for key in keys if key in self._values}
+        for key, value in ids.items():
+            if not isinstance(value, int) or isinstance(value, bool):
+                raise LoadError(self.source, f"metadata {key} is {value!r}; expected a token id")
+        return sorted(set(ids.values()))

@@ -13,7 +13,7 @@ def read_json(path: Path) -> dict[str, Any]:
         value = json.loads(path.read_bytes())
     except OSError as error:
         raise LoadError(path, f"cannot be read: {error.strerror}") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise LoadError(path, f"is not JSON: {error}") from error
     if not isinstance(value, dict):
         raise LoadError(path, "should hold a JSON object")

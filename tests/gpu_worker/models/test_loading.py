@@ -40,7 +40,7 @@ def edit_weights(folder, change):
         ({"num_key_value_heads": 3}, "cannot share"),
         ({"vocab_size": 60}, "expects [60, 32]"),
         ({"intermediate_size": None}, "lacks intermediate_size"),
-        ({"rms_norm_eps": "small"}, "wrong kind"),
+        ({"rms_norm_eps": "small"}, "rms_norm_eps is 'small'; expected a number"),
         ({"hidden_act": "gelu"}, "hidden_act"),
         ({"attention_bias": True}, "missing; expected shape"),
         ({"rope_parameters": {"rope_type": "spiral", "rope_theta": 1.0}}, "unknown rope scaling 'spiral'"),
