@@ -19,9 +19,8 @@ class Tally:
         self._prompt_tokens = prompt_tokens
         self._choices = choices
         self._first: Accepted | None = None
+        self._earlier: list[Usage] = []  # attempts, the last word of each
         self._last = Usage()  # the running attempt's latest
-        self._recomputed = 0
-        self._first_token_ms = 0
 
     @property
     def precision(self) -> str:
@@ -37,7 +36,7 @@ class Tally:
         """Another attempt."""
         self.attempts = grant.attempt
         self.worker = grant.worker_id
-        self._recomputed += self._last.recomputed_tokens
+        self._earlier.append(self._last)
         self._last = Usage()
 
     def accepted(self, accepted: Accepted) -> None:
@@ -48,18 +47,22 @@ class Tally:
     def ended(self, end: ChoiceEnd) -> None:
         """`end.usage` covers the attempt so far."""
         self._last = end.usage
-        self._first_token_ms = self._first_token_ms or end.usage.first_token_ms
 
     def usage(self) -> Usage:
         """Nothing at all before a worker took it: then nothing was computed."""
         if self._first is None:
             return Usage()
+        attempts = [*self._earlier, self._last]
+        longest = max(attempts, key=lambda attempt: attempt.steps)
         return Usage(
             prompt_tokens=self._prompt_tokens,
             completion_tokens=sum(choice.completion_tokens for choice in self._choices),
             cached=self._first.cached,
-            recomputed_tokens=self._recomputed + self._last.recomputed_tokens,
+            recomputed_tokens=sum(attempt.recomputed_tokens for attempt in attempts),
             precision=self.precision,
             queue_ms=self._first.queue_ms,
-            first_token_ms=self._first_token_ms,
+            first_token_ms=next((one.first_token_ms for one in attempts if one.first_token_ms), 0),
+            steps=sum(attempt.steps for attempt in attempts),
+            median_step_ms=longest.median_step_ms,
+            max_step_ms=max(attempt.max_step_ms for attempt in attempts),
         )

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from opentelemetry import trace
 
 from gpu_worker.cold.reader import Lookup
-from gpu_worker.engine.api import AcceptedEvent, Event, FinishedEvent, Plan, TokensEvent
+from gpu_worker.engine.api import AcceptedEvent, Event, FinishedEvent, Plan, TokensEvent, Usage
 from gpu_worker.identity import Identity
 from gpu_worker.metrics import WorkerMetrics
 from mesh.clients.usage import TIERS
@@ -15,6 +15,8 @@ from mesh.errors import ShoalError
 
 # Until the attempt says otherwise: a client's cancel or deadline gives the handler no other chance to say it.
 CANCELLED = "cancelled"
+# What only the last event tells, by its name in Usage and, after "shoal.", in the span.
+_AT_THE_END = ("recomputed_tokens", "steps", "median_step_ms", "max_step_ms")
 
 
 class Record:
@@ -28,6 +30,7 @@ class Record:
         self._cached: dict[int, int] = {}
         self._queue_ms: int | None = None
         self._first_token_ms: int | None = None
+        self._usage: Usage | None = None  # at its end
         self.outcome = CANCELLED
         self.lookup = Lookup()  # of the shared tier
 
@@ -52,6 +55,7 @@ class Record:
                 self._first()
             case FinishedEvent() if event.last:
                 self._output_tokens = event.usage.completion_tokens
+                self._usage = event.usage
                 self.outcome = event.reason.name.lower()
 
     def _first(self) -> None:
@@ -60,9 +64,9 @@ class Record:
             self._first_token_ms = round(waited_s * 1000)
             self._metrics.first_token(waited_s)
 
-    def attributes(self) -> dict[str, str | int]:
+    def attributes(self) -> dict[str, str | int | float]:
         """For the span."""
-        found: dict[str, str | int | None] = {
+        found: dict[str, str | int | float | None] = {
             "gen_ai.usage.input_tokens": self._prompt_tokens,
             "gen_ai.usage.output_tokens": self._output_tokens,
             "shoal.cached_tokens": sum(self._cached.values()),
@@ -73,6 +77,8 @@ class Record:
             "shoal.first_token_ms": self._first_token_ms,
             "shoal.finish": self.outcome,
         }
+        if self._usage is not None:
+            found |= {f"shoal.{name}": getattr(self._usage, name) for name in _AT_THE_END}
         return {name: value for name, value in found.items() if value is not None}
 
 

@@ -226,6 +226,9 @@ def _usage(usage: Usage) -> types_pb2.Usage:
         precision=usage.precision,
         queue_ms=usage.queue_ms,
         first_token_ms=usage.first_token_ms,
+        steps=usage.steps,
+        median_step_ms=usage.median_step_ms,
+        max_step_ms=usage.max_step_ms,
     )
 
 

@@ -9,8 +9,7 @@ from typing import Any, Protocol
 
 import msgspec
 
-from gateway.request import ChoiceFinished, Delta, Finish, TokenInfo
-from mesh.clients.usage import Usage
+from gateway.request import ChoiceFinished, Completed, Delta, Finish, TokenInfo
 
 REASONS = {Finish.STOP: "stop", Finish.LENGTH: "length"}
 # JSON has no minus infinity; OpenAI writes this.
@@ -129,7 +128,9 @@ def completion_logprobs(infos: Sequence[TokenInfo], offset: int) -> dict[str, An
     }
 
 
-def usage_json(usage: Usage) -> dict[str, Any]:
+def usage_json(completed: Completed) -> dict[str, Any]:
+    """OpenAI's fields, and ours beside them (docs/api.md)."""
+    usage = completed.usage
     return {
         "prompt_tokens": usage.prompt_tokens,
         "completion_tokens": usage.completion_tokens,
@@ -137,5 +138,15 @@ def usage_json(usage: Usage) -> dict[str, Any]:
         "prompt_tokens_details": {
             "cached_tokens": usage.cached_tokens,
             "cached_tokens_by_tier": {"device": 0, "shared": 0} | usage.cached_by_tier,
+        },
+        "recomputed_tokens": usage.recomputed_tokens,
+        "precision": usage.precision,
+        "timing": {
+            "queue_ms": completed.queue_ms,
+            "worker_queue_ms": usage.queue_ms,
+            "first_token_ms": usage.first_token_ms,
+            "steps": usage.steps,
+            "median_step_ms": usage.median_step_ms,
+            "max_step_ms": usage.max_step_ms,
         },
     }

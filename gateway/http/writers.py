@@ -73,7 +73,7 @@ class StreamWriter:
 
     async def _completed(self, completed: Completed) -> None:
         if self._include_usage:
-            usage = encode(usage_json(completed.usage))
+            usage = encode(usage_json(completed))
             self._ready.append(b"data: " + self._head + b',"choices":[],"usage":' + usage + b"}\n\n")
         await self._reply.last(b"".join((*self._ready, DONE)))
 
@@ -121,5 +121,5 @@ class WholeWriter:
             "created": request.created_unix_s,
             "model": request.model,
             "choices": choices,
-            "usage": usage_json(completed.usage),
+            "usage": usage_json(completed),
         }

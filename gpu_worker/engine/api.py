@@ -61,6 +61,9 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True):
     precision: str = "fp32"
     queue_ms: int = 0
     first_token_ms: int = 0
+    steps: int = 0  # from the first that held it to the last
+    median_step_ms: float = 0.0  # of those
+    max_step_ms: float = 0.0
 
 
 class AcceptedEvent(msgspec.Struct, frozen=True, tag="accepted"):

@@ -27,10 +27,10 @@ from gpu_worker.engine.api import (
 )
 from gpu_worker.engine.load import load_of
 from gpu_worker.engine.meters import Meters
-from gpu_worker.engine.pacing import Pace
+from gpu_worker.engine.policy import Policy
 from gpu_worker.engine.runner import Outcome, Runner, Sampled
-from gpu_worker.engine.schedule import Schedule
 from gpu_worker.engine.sequence import Ending, Piece, Request, Sequence
+from gpu_worker.engine.step_times import Carried, StepTimes
 from gpu_worker.engine.transfer import BlockStore, Transfer
 from gpu_worker.engine.vitality import Vitality
 from mesh.blocks import BLOCK_TOKENS, namespace
@@ -46,9 +46,8 @@ class BatchingEngine:
         self,
         info: EngineInfo,
         runner: Runner,
-        schedule: Schedule,
+        schedule: Policy,
         admission: Admission,
-        pace: Pace,
         store: BlockStore | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -59,8 +58,10 @@ class BatchingEngine:
         self.transfer = Transfer(schedule.pool, store)
         self._admission = admission
         self._clock = clock
-        self._pace = pace
-        self._meters = Meters(pace.most_tokens)
+        self._meters = Meters(schedule.full_step_tokens)
+        schedule.holdings.rates = self._meters
+        self._times = StepTimes()
+        self._computing_since_s: float | None = None  # while a step computes
         self._vitality = Vitality(info, runner, schedule.pool)
         self._requests: dict[str, Request] = {}
         self._endings: list[Ending] = []
@@ -116,7 +117,8 @@ class BatchingEngine:
     def step(self) -> StepResult:
         begin_s = self._clock()
         events = self._finish_decided()
-        pieces, fresh = self._schedule.plan_step(self._pace.budget)
+        self._computing_since_s = begin_s
+        pieces, fresh = self._schedule.plan_step()
         for piece in pieces:
             events += self._accept(piece.sequence.request, begin_s)
         self._runner.clear(fresh)
@@ -150,10 +152,12 @@ class BatchingEngine:
 
     def _measure(self, pieces: list[Piece], duration_s: float) -> None:
         """A step without pieces tells nothing of how fast they are."""
+        self._computing_since_s = None
         if pieces:
+            self._times.record(duration_s * 1000)
             prefill = sum(piece.count for piece in pieces if piece.count > 1)
             self._meters.record(duration_s, prefill, sum(piece.count == 1 for piece in pieces))
-            self._pace.record(duration_s, prefill)
+            self._schedule.note(pieces, duration_s, self._clock())
 
     def _request(self, plan: Plan) -> Request:
         root = namespace(self.info.model_digest, self.info.tokenizer_digest, plan.adapter, plan.cache_salt)
@@ -190,6 +194,7 @@ class BatchingEngine:
         if request.accepted:
             return []
         request.accepted = True
+        request.first_step = self._times.count
         request.queue_ms = round((now_s - request.submitted_s) * 1000)
         return [AcceptedEvent(*request.identity, request.cached, request.queue_ms)]
 
@@ -209,11 +214,14 @@ class BatchingEngine:
         """Post-process one piece: its blocks, its token, its end."""
         sequence = outcome.piece.sequence
         if outcome.error:
-            self.pool.disown(sequence.blocks)
+            self._schedule.holdings.condemn(sequence)
             return self._finish(Ending(sequence, Reason.ERROR, sequence.output_tokens, message=outcome.error))
         sequence.advance(outcome.piece.count)
         self._publish(outcome.piece)
-        return self._take(sequence, outcome.sampled) if outcome.sampled is not None else []
+        if outcome.sampled is None:
+            return []
+        self._schedule.holdings.prove(sequence)
+        return self._take(sequence, outcome.sampled)
 
     def _publish(self, piece: Piece) -> None:
         """The blocks that the piece has filled can be found from now on."""
@@ -269,6 +277,9 @@ class BatchingEngine:
         ]
 
     def _usage(self, request: Request) -> Usage:
+        began_s = self._computing_since_s
+        under_way_ms = None if began_s is None else (self._clock() - began_s) * 1000
+        carried = self._times.since(request.first_step, under_way_ms) if request.accepted else Carried(0, 0.0, 0.0)
         return Usage(
             prompt_tokens=len(request.plan.prompt_ids),
             completion_tokens=request.completion_tokens,
@@ -277,4 +288,7 @@ class BatchingEngine:
             precision=self.info.precision,
             queue_ms=request.queue_ms,
             first_token_ms=request.first_token_ms,
+            steps=carried.steps,
+            median_step_ms=carried.median_ms,
+            max_step_ms=carried.max_ms,
         )

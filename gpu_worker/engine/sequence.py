@@ -18,6 +18,16 @@ def blocks_for(tokens: int) -> int:
     return -(-tokens // BLOCK_TOKENS)
 
 
+@dataclass(frozen=True, slots=True)
+class Swapped:
+    """KV in host memory: `slots` hold blocks [first, first + len(slots)) of a sequence `computed` up to a token."""
+
+    first: int
+    slots: list[int]
+    computed: int
+    proven: bool
+
+
 @dataclass(slots=True, eq=False)
 class Sequence:
     """One choice. `order` is its place in first-come order, for ever."""
@@ -34,6 +44,9 @@ class Sequence:
     reached: int = 0  # the furthest `computed` ever was: below it, computing is recomputing
     counts: Counter[int] = field(default_factory=Counter)  # output token -> times, for penalties
     ended: bool = False
+    proven: bool = False  # a token was sampled from all that was computed since it started
+    described: int = 0  # whole blocks that can be found by how they begin
+    swapped: Swapped | None = None  # while it waits, if its KV was not thrown away
 
     @property
     def sampling(self) -> Sampling:
@@ -55,6 +68,12 @@ class Sequence:
             start = len(self.keys) * BLOCK_TOKENS
             self.keys.append(chain_key(parent, self.ids[start : start + BLOCK_TOKENS]))
         return self.keys[:wanted]
+
+    def parent_of(self, block: int) -> bytes:
+        """The chain key that its block at this place follows; all ids before it are known."""
+        if len(self.keys) < block:
+            self.keys_up_to(block * BLOCK_TOKENS)
+        return self.keys[block - 1] if block else self.request.root
 
     def advance(self, count: int) -> None:
         """`count` more tokens have their KV."""
@@ -81,6 +100,7 @@ class Request:
     started: bool = False  # it had a place in a step
     accepted: bool = False  # and that was said
     cached: dict[int, int] = field(default_factory=dict)
+    first_step: int = 0  # number of the first step that held it (step_times.py), once accepted
     queue_ms: int = 0
     first_token_ms: int = 0
     completion_tokens: int = 0

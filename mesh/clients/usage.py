@@ -18,6 +18,9 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True):
     precision: str = ""
     queue_ms: int = 0
     first_token_ms: int = 0
+    steps: int = 0
+    median_step_ms: float = 0.0
+    max_step_ms: float = 0.0
 
     @property
     def cached_tokens(self) -> int:
@@ -43,6 +46,9 @@ def usage_of(message: types_pb2.Usage) -> Usage:
         precision=message.precision,
         queue_ms=message.queue_ms,
         first_token_ms=message.first_token_ms,
+        steps=message.steps,
+        median_step_ms=round(message.median_step_ms, 2),  # 4 bytes on the wire: 7.6 comes as 7.599999904632568
+        max_step_ms=round(message.max_step_ms, 2),
     )
 
 
@@ -58,4 +64,7 @@ def usage_to_proto(usage: Usage) -> types_pb2.Usage:
         precision=usage.precision,
         queue_ms=usage.queue_ms,
         first_token_ms=usage.first_token_ms,
+        steps=usage.steps,
+        median_step_ms=usage.median_step_ms,
+        max_step_ms=usage.max_step_ms,
     )

@@ -1,5 +1,6 @@
 """What the client gives back: plain frozen dataclasses, no protobuf."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -42,12 +43,21 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Tokens of the whole request. `cached_tokens` of the prompt were found rather than computed."""
+    """Tokens of the whole request. `cached_tokens` of the prompt were found rather than computed, `cached_by_tier` says
+    where. Times are the workers', in milliseconds: until its first step and token, and of the `steps` that carried it.
+    """
 
     prompt_tokens: int
     completion_tokens: int
     cached_tokens: int = 0
     recomputed_tokens: int = 0
+    cached_by_tier: Mapping[str, int] = field(default_factory=dict, hash=False)
+    precision: str = ""
+    queue_ms: int = 0
+    first_token_ms: int = 0
+    steps: int = 0
+    median_step_ms: float = 0.0
+    max_step_ms: float = 0.0
 
     @property
     def total_tokens(self) -> int:

@@ -119,10 +119,32 @@ def _started(message: pb.Started) -> Started:
 
 
 def _summary(message: pb.Completed) -> Summary:
-    usage = Usage(
-        prompt_tokens=message.usage.prompt_tokens,
-        completion_tokens=message.usage.completion_tokens,
-        cached_tokens=sum(cached.tokens for cached in message.usage.cached),
-        recomputed_tokens=message.usage.recomputed_tokens,
+    return Summary(_usage(message.usage), message.queue_ms, message.attempts, message.worker)
+
+
+def _usage(message: types_pb2.Usage) -> Usage:
+    return Usage(
+        prompt_tokens=message.prompt_tokens,
+        completion_tokens=message.completion_tokens,
+        cached_tokens=sum(cached.tokens for cached in message.cached),
+        recomputed_tokens=message.recomputed_tokens,
+        cached_by_tier=_by_tier(message),
+        precision=message.precision,
+        queue_ms=message.queue_ms,
+        first_token_ms=message.first_token_ms,
+        steps=message.steps,
+        median_step_ms=round(message.median_step_ms, 2),
+        max_step_ms=round(message.max_step_ms, 2),
     )
-    return Summary(usage, message.queue_ms, message.attempts, message.worker)
+
+
+def _by_tier(message: types_pb2.Usage) -> dict[str, int]:
+    named: dict[str, int] = {}
+    for cached in message.cached:
+        name = _TIERS.get(cached.tier, _TIERS[0])
+        named[name] = named.get(name, 0) + cached.tokens
+    return named
+
+
+# As the HTTP API names them; a tier that is newer than this client is "unspecified".
+_TIERS: dict[int, str] = {tier: name.removeprefix("KV_TIER_").lower() for name, tier in types_pb2.KvTier.items()}

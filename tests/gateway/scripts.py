@@ -33,7 +33,10 @@ def tokens(choice: int, position: int, ids: Sequence[int], logprobs: int | None 
 def finished(
     request: work.GenerateRequest, choice: int, count: int, reason: int = types.FINISH_REASON_STOP, message: str = ""
 ) -> work.GenerateResponse:
-    usage = types.Usage(prompt_tokens=len(request.prompt_ids), completion_tokens=count, precision="fp32")
+    usage = types.Usage(
+        prompt_tokens=len(request.prompt_ids), completion_tokens=count, precision="fp32", recomputed_tokens=2,
+        queue_ms=3, first_token_ms=40, steps=count, median_step_ms=7.6, max_step_ms=30.1,
+    )  # fmt: skip
     return work.GenerateResponse(
         finished=work.Finished(choice=choice, reason=reason, completion_tokens=count, usage=usage, message=message)
     )

@@ -65,7 +65,9 @@ def test_a_whole_answer_tells_tokens_waits_and_finish() -> None:
     with traced.attempt() as record:
         record.note(AcceptedEvent("r", 2, {1: 2}, 7))
         record.note(TokensEvent("r", 2, 0, 0, [5, 6, 7]))
-        usage = Usage(prompt_tokens=3, completion_tokens=2)
+        usage = Usage(
+            prompt_tokens=3, completion_tokens=2, recomputed_tokens=1, steps=4, median_step_ms=7.5, max_step_ms=20.0
+        )
         record.note(FinishedEvent("r", 2, 0, Reason.STOP, 2, usage, last=True))
     assert traced.attributes.pop("shoal.first_token_ms") >= 0
     assert traced.attributes == {
@@ -75,6 +77,10 @@ def test_a_whole_answer_tells_tokens_waits_and_finish() -> None:
         "shoal.cached_tokens": 2,
         "shoal.cached_tokens.device": 2,
         "shoal.queue_ms": 7,
+        "shoal.recomputed_tokens": 1,
+        "shoal.steps": 4,
+        "shoal.median_step_ms": 7.5,
+        "shoal.max_step_ms": 20.0,
         "shoal.finish": "stop",
         "shoal.attempt": 2,
         "shoal.worker": "w-1",

@@ -66,6 +66,8 @@ async def test_an_answer_begins_with_accepted_and_ends_with_its_finish_and_exact
     assert finished.reason == types_pb2.FINISH_REASON_LENGTH
     assert finished.completion_tokens == finished.usage.completion_tokens == 16
     assert finished.usage.prompt_tokens == 8
+    assert finished.usage.steps == 16
+    assert 0 < finished.usage.median_step_ms <= finished.usage.max_step_ms
     accepted = next(response.accepted for response in responses if response.HasField("accepted"))
     assert accepted.precision == "fp32"
     assert len(accepted.model_digest) == 32

@@ -19,6 +19,12 @@ COMPLETED = pb.GenerateResponse(
             prompt_tokens=9,
             completion_tokens=4,
             cached=[types_pb2.CachedTokens(tier=types_pb2.KV_TIER_DEVICE, tokens=3), types_pb2.CachedTokens(tokens=2)],
+            precision="int8",
+            queue_ms=1,
+            first_token_ms=40,
+            steps=4,
+            median_step_ms=7.6,
+            max_step_ms=30.1,
         ),
         queue_ms=12,
         attempts=2,
@@ -70,7 +76,12 @@ async def test_chat_yields_pieces_and_then_knows_the_usage(gateway, asker):
     stream, pieces = await asker.call(gateway.address, "chat", "Capital of France?", model="tiny")
     assert pieces == [shoal.Piece("Pa"), shoal.Piece("ris"), shoal.Piece(finish="stop")]
     assert stream.started == shoal.Started("r1", "", "tiny", 5, False)
-    assert stream.summary == shoal.Summary(shoal.Usage(9, 4, cached_tokens=5), queue_ms=12, attempts=2, worker="w0")
+    usage = shoal.Usage(
+        9, 4, cached_tokens=5, cached_by_tier={"device": 3, "unspecified": 2}, precision="int8",
+        queue_ms=1, first_token_ms=40, steps=4, median_step_ms=7.6, max_step_ms=30.1,
+    )  # fmt: skip
+    assert stream.summary == shoal.Summary(usage, queue_ms=12, attempts=2, worker="w0")
+    assert hash(stream.summary) == hash(stream.summary)
     assert stream.summary.usage.total_tokens == 13
 
 

@@ -11,6 +11,11 @@ def text_of(response, index=0):
     return choice["text"] if "text" in choice else choice["message"]["content"]
 
 
+def counted(usage):
+    """What of it depends on no clock."""
+    return {name: value for name, value in usage.items() if name != "timing"}
+
+
 @pytest.mark.parametrize("path", PATHS)
 async def test_a_character_split_over_tokens_arrives_whole_in_both_modes(mesh, play, ids_of, ask, path):
     mesh.worker.scripts = [play.says(ids_of(FANCY))]
@@ -30,7 +35,7 @@ async def test_an_answer_cut_inside_a_character_reads_alike_in_both_modes(mesh, 
     whole = await ask(path, max_tokens=1)
     assert stream.text() == text_of(whole) == "\ufffd"
     assert stream.reason() == whole.json()["choices"][0]["finish_reason"] == "length"
-    assert stream.usage == whole.json()["usage"]
+    assert counted(stream.usage) == counted(whole.json()["usage"])
     assert whole.json()["usage"]["completion_tokens"] == 1
 
 
@@ -45,7 +50,7 @@ async def test_stop_text_over_several_tokens_is_never_seen(mesh, play, ids_of, a
     whole = await ask(path, max_tokens=500, stop="DEFGHIJ")
     assert text_of(whole) == "ABC"
     kept = sum(len(ids_of(part)) for part in parts[:5])
-    assert stream.usage == whole.json()["usage"]
+    assert counted(stream.usage) == counted(whole.json()["usage"])
     assert stream.usage["completion_tokens"] == kept
     assert [entry.keep_tokens for stop in mesh.worker.stops for entry in stop.choices] == [kept, kept]
 
@@ -89,7 +94,7 @@ async def test_usage_is_the_same_streamed_and_not_and_in_the_metrics(mesh, play,
     whole = (await ask(n=2)).json()
     stream = await ask(n=2, stream=True, stream_options={"include_usage": True})
     expected = len(ids_of(FANCY)) + len(ids_of("short")) + 2
-    assert whole["usage"] == stream.usage
+    assert counted(whole["usage"]) == counted(stream.usage)
     assert whole["usage"]["completion_tokens"] == expected
     assert whole["usage"]["total_tokens"] == expected + whole["usage"]["prompt_tokens"]
     assert whole["usage"]["prompt_tokens_details"] == {
@@ -101,6 +106,24 @@ async def test_usage_is_the_same_streamed_and_not_and_in_the_metrics(mesh, play,
     assert f'shoal_gateway_tokens_total{{kind="completion",model="smollm2-135m"}} {2.0 * expected}' in metrics
     prompt = 2.0 * whole["usage"]["prompt_tokens"]
     assert f'shoal_gateway_tokens_total{{kind="prompt",model="smollm2-135m"}} {prompt}' in metrics
+
+
+@pytest.mark.parametrize("path", PATHS)
+async def test_usage_tells_precision_recomputed_tokens_and_times_in_both_modes(mesh, play, ids_of, ask, path):
+    answer = ids_of("one two three")
+    mesh.worker.scripts = [play.says(answer)]
+    whole = (await ask(path)).json()["usage"]
+    stream = await ask(path, stream=True, stream_options={"include_usage": True})
+    for usage in (whole, stream.usage):
+        assert (usage["precision"], usage["recomputed_tokens"]) == ("fp32", 2)
+        assert usage["timing"].pop("queue_ms") >= 0
+        assert usage["timing"] == {
+            "worker_queue_ms": 0,  # as Accepted said
+            "first_token_ms": 40,
+            "steps": len(answer),
+            "median_step_ms": 7.6,
+            "max_step_ms": 30.1,
+        }
 
 
 async def test_the_usage_chunk_comes_last_and_only_when_asked(mesh, play, ids_of, ask):

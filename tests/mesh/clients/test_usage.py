@@ -11,6 +11,11 @@ def test_cached_tokens_have_the_names_of_their_tiers() -> None:
     assert usage_of(usage_to_proto(usage)) == usage
 
 
+def test_times_survive_the_wire_as_people_read_them() -> None:
+    usage = Usage(steps=128, median_step_ms=7.6, max_step_ms=41.07, queue_ms=3, first_token_ms=40)
+    assert usage_of(usage_to_proto(usage)) == usage
+
+
 def test_a_tier_that_a_newer_worker_names_still_counts() -> None:
     usage = Usage(cached={99: 16, types_pb2.KV_TIER_DEVICE: 16})
     assert usage.cached_tokens == sum(usage.cached_by_tier.values()) == 32

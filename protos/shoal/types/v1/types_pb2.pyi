@@ -460,6 +460,9 @@ class Usage(_message.Message):
     PRECISION_FIELD_NUMBER: _builtins.int
     QUEUE_MS_FIELD_NUMBER: _builtins.int
     FIRST_TOKEN_MS_FIELD_NUMBER: _builtins.int
+    STEPS_FIELD_NUMBER: _builtins.int
+    MEDIAN_STEP_MS_FIELD_NUMBER: _builtins.int
+    MAX_STEP_MS_FIELD_NUMBER: _builtins.int
     prompt_tokens: _builtins.int
     """Counted once, whatever n is."""
     completion_tokens: _builtins.int
@@ -472,6 +475,15 @@ class Usage(_message.Message):
     """Milliseconds from the worker's acceptance to the first step that held it."""
     first_token_ms: _builtins.int
     """Milliseconds from the worker's acceptance to the first token."""
+    steps: _builtins.int
+    """The engine's steps from the first that held it to the last. To a client:
+    summed over the attempts that could tell.
+    """
+    median_step_ms: _builtins.float
+    """How long those steps took (of very many, the newest 4,096). To a client:
+    the median of the attempt with the most steps, the maximum of all.
+    """
+    max_step_ms: _builtins.float
     @_builtins.property
     def cached(self) -> _containers.RepeatedCompositeFieldContainer[Global___CachedTokens]:
         """Prompt tokens whose KV was found rather than computed, by tier. A client is
@@ -488,10 +500,13 @@ class Usage(_message.Message):
         precision: _builtins.str = ...,
         queue_ms: _builtins.int = ...,
         first_token_ms: _builtins.int = ...,
+        steps: _builtins.int = ...,
+        median_step_ms: _builtins.float = ...,
+        max_step_ms: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cached", b"cached", "completion_tokens", b"completion_tokens", "first_token_ms", b"first_token_ms", "precision", b"precision", "prompt_tokens", b"prompt_tokens", "queue_ms", b"queue_ms", "recomputed_tokens", b"recomputed_tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cached", b"cached", "completion_tokens", b"completion_tokens", "first_token_ms", b"first_token_ms", "max_step_ms", b"max_step_ms", "median_step_ms", b"median_step_ms", "precision", b"precision", "prompt_tokens", b"prompt_tokens", "queue_ms", b"queue_ms", "recomputed_tokens", b"recomputed_tokens", "steps", b"steps"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
