@@ -27,8 +27,9 @@ from gpu_worker.engine.api import (
 )
 from gpu_worker.engine.load import load_of
 from gpu_worker.engine.meters import Meters
-from gpu_worker.engine.policy import Policy
+from gpu_worker.engine.pacing import Pace
 from gpu_worker.engine.runner import Outcome, Runner, Sampled
+from gpu_worker.engine.schedule import Schedule
 from gpu_worker.engine.sequence import Ending, Piece, Request, Sequence
 from gpu_worker.engine.step_times import Carried, StepTimes
 from gpu_worker.engine.transfer import BlockStore, Transfer
@@ -46,8 +47,9 @@ class BatchingEngine:
         self,
         info: EngineInfo,
         runner: Runner,
-        schedule: Policy,
+        schedule: Schedule,
         admission: Admission,
+        pace: Pace,
         store: BlockStore | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -58,8 +60,8 @@ class BatchingEngine:
         self.transfer = Transfer(schedule.pool, store)
         self._admission = admission
         self._clock = clock
-        self._meters = Meters(schedule.full_step_tokens)
-        schedule.holdings.rates = self._meters
+        self._pace = pace
+        self._meters = Meters(pace.most_tokens)
         self._times = StepTimes()
         self._computing_since_s: float | None = None  # while a step computes
         self._vitality = Vitality(info, runner, schedule.pool)
@@ -118,7 +120,7 @@ class BatchingEngine:
         begin_s = self._clock()
         events = self._finish_decided()
         self._computing_since_s = begin_s
-        pieces, fresh = self._schedule.plan_step()
+        pieces, fresh = self._schedule.plan_step(self._pace.budget)
         for piece in pieces:
             events += self._accept(piece.sequence.request, begin_s)
         self._runner.clear(fresh)
@@ -157,7 +159,7 @@ class BatchingEngine:
             self._times.record(duration_s * 1000)
             prefill = sum(piece.count for piece in pieces if piece.count > 1)
             self._meters.record(duration_s, prefill, sum(piece.count == 1 for piece in pieces))
-            self._schedule.note(pieces, duration_s, self._clock())
+            self._pace.record(duration_s, prefill)
 
     def _request(self, plan: Plan) -> Request:
         root = namespace(self.info.model_digest, self.info.tokenizer_digest, plan.adapter, plan.cache_salt)
@@ -214,14 +216,11 @@ class BatchingEngine:
         """Post-process one piece: its blocks, its token, its end."""
         sequence = outcome.piece.sequence
         if outcome.error:
-            self._schedule.holdings.condemn(sequence)
+            self.pool.disown(sequence.blocks)
             return self._finish(Ending(sequence, Reason.ERROR, sequence.output_tokens, message=outcome.error))
         sequence.advance(outcome.piece.count)
         self._publish(outcome.piece)
-        if outcome.sampled is None:
-            return []
-        self._schedule.holdings.prove(sequence)
-        return self._take(sequence, outcome.sampled)
+        return self._take(sequence, outcome.sampled) if outcome.sampled is not None else []
 
     def _publish(self, piece: Piece) -> None:
         """The blocks that the piece has filled can be found from now on."""
