@@ -1,4 +1,4 @@
-"""`python -m gpu_worker`: one worker until SIGTERM. Exit codes: mesh/process.py; 1 when its engine is lost."""
+"""`python -m gpu_worker`: one worker until SIGTERM. Exit codes: mesh/process.py (1: engine lost, 2: model unusable)."""
 
 import asyncio
 import os

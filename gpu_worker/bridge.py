@@ -52,6 +52,7 @@ class Bridge:
         self.info: EngineInfo | None = None
         self.load: EngineLoad | None = None
         self.lost = asyncio.Event()
+        self.unusable = False  # lost, and a fresh process would be, too: its model cannot be served
         self.pulse = pulse
         self._connection = connection
         self._child = child
@@ -209,8 +210,8 @@ class Bridge:
                 self._send(messages.BlockKeys())  # a step follows every command: with it the load is known, too
             case messages.Snapshot(keys):
                 self._listeners.cached(keys)
-            case messages.Fatal(message):
-                self._why = message
+            case messages.Fatal(message, unusable):
+                self._why, self.unusable = message, unusable
         if isinstance(report, messages.StepDone | messages.Rejected | messages.Snapshot):
             self._answered()
 

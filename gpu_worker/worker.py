@@ -20,6 +20,7 @@ from mesh.clients.board import Board
 from mesh.clients.reports import LoadState
 from mesh.process import ProcessFailed, tls_of
 from mesh.server import InFlight, Server
+from mesh.settings import UNUSABLE_SETTINGS
 from mesh.telemetry import Telemetry
 from mesh.tls import GATEWAY, OPERATOR
 
@@ -34,6 +35,12 @@ log = logging.getLogger("shoal.worker")
 
 class EngineLost(ProcessFailed):
     """The engine process ended, hung, or never became ready. The message says why."""
+
+
+class ModelUnusable(EngineLost):
+    """It never became ready because of the model that SHOAL_WORKER_MODEL names. Starting it again does not help."""
+
+    code = UNUSABLE_SETTINGS
 
 
 class Worker:
@@ -60,6 +67,8 @@ class Worker:
         async with engine_process(self._settings.engine(), pulse, listeners) as bridge:
             self.bridge = bridge
             why_lost = await self._serve(bridge, stopping)
+        if why_lost and bridge.unusable:
+            raise ModelUnusable(f"{self._settings.variable('model')} cannot be served: {why_lost}")
         if why_lost:
             raise EngineLost(f"the engine is lost: {why_lost}")
 

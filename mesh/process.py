@@ -2,7 +2,7 @@
 
     0  drained after SIGTERM or SIGINT
     1  what it lives for is lost (ProcessFailed): whoever watches it starts a fresh one
-    2  settings that cannot be used, named in one line: starting it again does not help
+    2  settings that cannot be used (a worker's damaged model, too), in one line: starting it again does not help
 
 Both errors are told in one line without a traceback; anything else is a bug and shows one.
 """
@@ -36,7 +36,9 @@ log = logging.getLogger("shoal.process")
 
 
 class ProcessFailed(Exception):
-    """What the process lives for is lost. The message says why."""
+    """What the process lives for is lost. The message says why; `code` is the process's exit code."""
+
+    code = 1
 
 
 def run_service(
@@ -95,8 +97,9 @@ def _exit_code(serve: Callable[[asyncio.Event], Awaitable[None]]) -> int:
     try:
         run(serve)
     except* ProcessFailed as failed:
-        log.error("%s", _first(failed), extra={"fields": {"event": "failed"}})
-        code = 1
+        first = _first(failed)
+        log.error("%s", first, extra={"fields": {"event": "failed"}})
+        code = first.code if isinstance(first, ProcessFailed) else 1
     except* SettingsError as unusable:
         log.error("%s", _first(unusable), extra={"fields": {"event": "unusable_settings"}})
         code = UNUSABLE_SETTINGS

@@ -108,9 +108,13 @@ class Snapshot(msgspec.Struct, frozen=True, tag=True):
 
 
 class Fatal(msgspec.Struct, frozen=True, tag=True):
-    """The engine cannot go on (it could not load, or a step broke as a whole); the process ends after it."""
+    """The engine cannot go on (it could not load, or a step broke as a whole); the process ends after it.
+
+    `unusable`: what it was told to load cannot be served, so a fresh process would fail the same way.
+    """
 
     message: str
+    unusable: bool = False
 
 
 Report = Loading | Ready | Rejected | StepDone | Snapshot | Fatal

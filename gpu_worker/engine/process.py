@@ -60,7 +60,11 @@ def _run(port: "_Port", config: EngineConfig) -> None:
         engine = build_engine(config, port.report_loading)
         port.report_loading(0.97, "producing the first token")
         warm_up(engine)
-    except (LoadError, ShoalError, RuntimeError, MemoryError) as error:
+    except (LoadError, ShoalError) as error:  # says all that can be done about it: no traceback
+        log.error("the engine cannot start: %s", error)
+        port.send(Fatal(str(error), unusable=True))
+        return
+    except (RuntimeError, MemoryError) as error:
         log.exception("the engine cannot start")
         port.send(Fatal(str(error) or type(error).__name__))
         return

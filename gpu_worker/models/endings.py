@@ -61,14 +61,16 @@ def _eos_token(tokenizer_config: Path) -> str | None:
 
 
 def _id_of(token: str | None, tokenizer: Path) -> set[int]:
-    content = tokenizer.read_bytes()
     try:
+        content = tokenizer.read_bytes()
         added = msgspec.json.decode(content, type=_AddedTokens).added_tokens or []
         known = {entry.content: entry.id for entry in added}
         if token is not None and token not in known:
             model = msgspec.json.decode(content, type=_Vocabulary).model
             vocab = model.vocab if model is not None else None
             known |= vocab if isinstance(vocab, dict) else {}
+    except OSError as error:
+        raise LoadError(tokenizer, f"cannot be read: {error.strerror}") from error
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
         raise LoadError(tokenizer, f"is no tokenizer: {error}") from error
     return {known[token]} if token in known else set()
