@@ -3,8 +3,9 @@
 The gateway checks a request here before admission, the worker again before a step (it trusts no peer).
 """
 
+import json
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from mesh.errors import InvalidRequest
 from shoal.types.v1 import types_pb2
@@ -14,6 +15,13 @@ MAX_STOP_TOKEN_IDS = 64
 MAX_LOGIT_BIAS = 1024
 # Logits are divided by it: far smaller ones would leave the range of fp32. This is 0.01 as the wire's fp32 rounds it.
 LEAST_REPETITION_PENALTY = 0.009999999776482582
+# Of a schema, regular expression or grammar, in UTF-8.
+MAX_STRUCTURE_BYTES = 64 << 10
+MAX_SCHEMA_DEPTH = 64
+
+# What may constrain an answer, by the names that fields have.
+Structure = Literal["json_schema", "regex", "grammar"]
+STRUCTURES: tuple[Structure, ...] = ("json_schema", "regex", "grammar")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,9 +67,26 @@ class Sampling:
             _in_range("logit_bias", bias, -100, 100)
         for token in self.stop_token_ids:
             _in_vocabulary("stop_token_ids", token, vocab_size)
-        for name in ("json_schema", "regex", "grammar"):
-            if getattr(self, name) is not None:
-                raise InvalidRequest("structured output is not supported yet", field=name)
+        self._check_structure()
+
+    @property
+    def structure(self) -> tuple[Structure, str] | None:
+        """What constrains the answer, and its text."""
+        return next(((name, text) for name in STRUCTURES if (text := getattr(self, name)) is not None), None)
+
+    def _check_structure(self) -> None:
+        """What can be said of it without compiling it, which is for the worker."""
+        given = [name for name in STRUCTURES if getattr(self, name) is not None]
+        if len(given) > 1:
+            raise InvalidRequest(f"{given[0]} and {given[1]}: an answer has one structure", field=given[1])
+        for name in given:
+            text = getattr(self, name)
+            if not text or len(text) > MAX_STRUCTURE_BYTES or len(text.encode()) > MAX_STRUCTURE_BYTES:
+                raise InvalidRequest(f"{name} must have 1 to {MAX_STRUCTURE_BYTES} bytes", field=name)
+            if self.ignore_eos:
+                raise InvalidRequest(f"an answer with a {name} ends where that ends", field="ignore_eos")
+        if self.json_schema is not None:
+            _check_schema(self.json_schema)
 
 
 _RANGES = (
@@ -84,6 +109,26 @@ def _in_range(name: str, value: float | None, low: float, high: float) -> None:
 def _in_vocabulary(name: str, token: int, vocab_size: int) -> None:
     if not 0 <= token < vocab_size:
         raise InvalidRequest(f"{name}: token id {token} is outside the vocabulary of {vocab_size}", field=name)
+
+
+def _check_schema(text: str) -> None:
+    try:
+        schema = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise InvalidRequest(f"json_schema is not JSON: {error}", field="json_schema") from None
+    if not isinstance(schema, dict | bool):
+        raise InvalidRequest("json_schema must be a JSON object", field="json_schema")
+    level = [schema]
+    for _ in range(MAX_SCHEMA_DEPTH):
+        level = [inner for value in level for inner in _inside(value)]
+    if level:
+        raise InvalidRequest(f"json_schema is nested more than {MAX_SCHEMA_DEPTH} deep", field="json_schema")
+
+
+def _inside(value: Any) -> list[Any]:
+    if isinstance(value, dict):
+        return list(value.values())
+    return value if isinstance(value, list) else []
 
 
 _OPTIONAL: tuple[Any, ...] = (

@@ -10,6 +10,7 @@ from typing import Protocol
 import msgspec
 
 from gpu_worker.engine.transfer import Transfer
+from mesh.errors import ShoalError
 from mesh.sampling import Sampling
 
 
@@ -209,6 +210,15 @@ class Engine(Protocol):
 
     def has_work(self) -> bool:
         """Whether `step` would advance anything or has an event to give."""
+
+    @property
+    def preparing(self) -> bool:
+        """Whether a step may soon have more work, though nothing is submitted: a grammar is being compiled."""
+
+    def take_refused(self) -> list[tuple[Plan, ShoalError]]:
+        """Plans that were submitted and turned out to be ones that can never run, since this was last asked: no event
+        of them has come, nor will.
+        """
 
     def block_keys(self) -> list[bytes]:
         """Chain keys of all blocks that the prefix cache holds (for a snapshot)."""

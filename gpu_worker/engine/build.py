@@ -10,6 +10,7 @@ from gpu_worker.engine.engine import BatchingEngine
 from gpu_worker.engine.holdings import Holdings
 from gpu_worker.engine.kv import BlockPool
 from gpu_worker.engine.pacing import Pace
+from gpu_worker.engine.preparing import Compiler
 from gpu_worker.engine.runner import Runner
 from gpu_worker.engine.schedule import Schedule
 from gpu_worker.engine.sequence import blocks_for
@@ -38,6 +39,16 @@ def assemble(config: EngineConfig, info: EngineInfo, runner: Runner, store: Bloc
     """The engine around whatever runs its steps; `store` is the content of its blocks, if others can use it."""
     schedule = Schedule(Holdings(BlockPool(info.total_blocks)), config.max_sequences)
     pace = Pace(config.prefill_chunk, config.prefill_step_ms / 1000)
+def assemble(
+    config: EngineConfig,
+    info: EngineInfo,
+    runner: Runner,
+    store: BlockStore | None = None,
+    compiler: Compiler | None = None,
+) -> BatchingEngine:
+    """The engine around whatever runs its steps; `store` is the content of its blocks, if others can use it, `compiler`
+    that of grammars, if the runner follows them.
+    """
     admission = Admission(
         config.max_waiting_tokens,
         config.max_waiting_sequences,
@@ -47,6 +58,7 @@ def assemble(config: EngineConfig, info: EngineInfo, runner: Runner, store: Bloc
         config.kv_promised,
     )
     return BatchingEngine(info, runner, schedule, admission, pace, store)
+    return BatchingEngine(info, runner, schedule, admission, store, compiler=compiler)
 
 
 def pool_blocks(config: EngineConfig, folder: Path, block_bytes: int, budget: int, longest: int) -> int:

@@ -28,6 +28,7 @@ from gpu_worker.engine.api import (
 from gpu_worker.engine.load import load_of
 from gpu_worker.engine.meters import Meters
 from gpu_worker.engine.pacing import Pace
+from gpu_worker.engine.preparing import Compiler, NoGrammars, Preparations, Refused
 from gpu_worker.engine.runner import Outcome, Runner, Sampled
 from gpu_worker.engine.schedule import Schedule
 from gpu_worker.engine.sequence import Ending, Piece, Request, Sequence
@@ -35,7 +36,7 @@ from gpu_worker.engine.step_times import Carried, StepTimes
 from gpu_worker.engine.transfer import BlockStore, Transfer
 from gpu_worker.engine.vitality import Vitality
 from mesh.blocks import BLOCK_TOKENS, namespace
-from mesh.errors import AlreadyExists
+from mesh.errors import AlreadyExists, ShoalError
 
 log = logging.getLogger(__name__)
 
@@ -52,6 +53,7 @@ class BatchingEngine:
         pace: Pace,
         store: BlockStore | None = None,
         clock: Callable[[], float] = time.monotonic,
+        compiler: Compiler | None = None,
     ) -> None:
         self.info = info
         self._runner = runner
@@ -68,11 +70,14 @@ class BatchingEngine:
         self._requests: dict[str, Request] = {}
         self._endings: list[Ending] = []
         self._computed: dict[bytes, list[bytes]] = {}  # namespace -> keys that became findable in this step
+        self._preparations = Preparations(compiler or NoGrammars())
+        self._refused: list[tuple[Plan, ShoalError]] = []
         self._submitted = 0
 
     def submit(self, plan: Plan) -> None:
         check(plan, self.info.vocab_size, self.info.context_tokens)
         self._runner.check(plan.sampling)
+        grammar = self._preparations.wanted(plan.sampling)
         older = self._requests.get(plan.request_id)
         if older is not None:
             if older.plan.attempt >= plan.attempt:
@@ -83,7 +88,17 @@ class BatchingEngine:
         present = list(self._requests.values())
         self._admission.admit(request, present, self._schedule.waiting, self._meters.decode_tokens_per_s)
         self._requests[plan.request_id] = request
+        if grammar is None:
+            self._enter(request)
+        else:
+            self._preparations.add(request, grammar)
+            self._enter_prepared()
+
+    def _enter(self, request: Request) -> None:
+        """To the schedule, all but choices that have ended."""
         for sequence in request.sequences:
+            if sequence.ended:
+                continue
             if (ending := self._ended_before(sequence)) is not None:
                 self._endings.append(ending)
             else:
@@ -113,12 +128,31 @@ class BatchingEngine:
     def has_work(self) -> bool:
         return bool(self._schedule.running or self._schedule.waiting or self._endings)
 
+    @property
+    def preparing(self) -> bool:
+        return bool(self._preparations)
+
+    def take_refused(self) -> list[tuple[Plan, ShoalError]]:
+        refused, self._refused = self._refused, []
+        return refused
+
+    def _enter_prepared(self) -> None:
+        """Requests whose grammar has come go to the schedule; those that it turned out can never run, out."""
+        for settled in self._preparations.settled():
+            if isinstance(settled, Refused):
+                self.abort(*settled.request.identity)
+                self._refused.append((settled.request.plan, settled.error))
+            else:
+                self._enter(settled)
+
     def block_keys(self) -> list[bytes]:
         return self.pool.keys()
 
     def step(self) -> StepResult:
         begin_s = self._clock()
         events = self._finish_decided()
+        if self._preparations:
+            self._enter_prepared()
         self._computing_since_s = begin_s
         pieces, fresh = self._schedule.plan_step(self._pace.budget)
         for piece in pieces:
@@ -171,7 +205,6 @@ class BatchingEngine:
             sequence = Sequence(
                 request, choice.index, self._submitted, ids, len(choice.emitted_ids), limit, reached=moved
             )
-            sequence.counts.update(choice.emitted_ids)
             request.sequences.append(sequence)
             self._submitted += 1
         return request

@@ -15,7 +15,7 @@ ErrorKind = Literal["InvalidRequest", "Overloaded", "AlreadyExists", "Internal"]
 
 
 class Submit(msgspec.Struct, frozen=True, tag=True):
-    """Queue a request. Answered by Rejected, or by its events in later StepDone reports."""
+    """Queue a request. Answered by Rejected, perhaps much later, or by its events in later StepDone reports."""
 
     plan: Plan
 
@@ -68,7 +68,7 @@ class Ready(msgspec.Struct, frozen=True, tag=True):
 
 
 class Rejected(msgspec.Struct, frozen=True, tag=True):
-    """A Submit that raised. `error()` gives back what was raised."""
+    """A Submit that raised, at once or when its grammar turned out to be none. `error()` is what was raised."""
 
     request_id: str
     attempt: int

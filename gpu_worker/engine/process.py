@@ -39,6 +39,7 @@ from mesh.errors import ShoalError
 log = logging.getLogger(__name__)
 
 LOADING_STEP = 0.02  # report loading no more finely than this
+PREPARING_S = 0.02  # without work, look so often whether a grammar has come
 
 
 def run(conn: Connection, config: EngineConfig, bulk: socket.socket | None = None) -> None:
@@ -89,7 +90,7 @@ def serve(engine: Engine, port: "_Port") -> None:
     bulk_s, linger_s = FLOOR_S, 0.0
     while True:
         if not engine.has_work():
-            port.wait()
+            port.wait(PREPARING_S if engine.preparing else None)
             bulk_s, linger_s = IDLE_S, LINGER_S
         while port.pending():
             command = port.receive()
@@ -99,6 +100,8 @@ def serve(engine: Engine, port: "_Port") -> None:
         if port.bulk is not None:
             carry(engine.transfer, port.bulk, bulk_s, linger_s)
         result = engine.step()
+        for plan, error in engine.take_refused():
+            port.send(Rejected.of(plan, error))
         bulk_s, linger_s = max(FLOOR_S, STEP_SHARE * result.duration_ms / 1000), 0.0
         port.send(StepDone(result))
 
@@ -129,9 +132,9 @@ class _Port:
         self._conn = conn
         self._reported = -1.0
 
-    def wait(self) -> None:
-        """Until there is something to do: a command, or a block."""
-        wait([self._conn] if self.bulk is None else [self._conn, self.bulk.fileno()])
+    def wait(self, within_s: float | None) -> None:
+        """Until there is something to do (a command, or a block), or the time is up."""
+        wait([self._conn] if self.bulk is None else [self._conn, self.bulk.fileno()], within_s)
 
     def pending(self) -> bool:
         return self._conn.poll()

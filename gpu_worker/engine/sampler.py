@@ -1,122 +1,88 @@
 """From logits to tokens. Each row is one choice's next token and depends on nothing but its own logits and history.
 
-Order: penalties and bias, then minimum length, then temperature, then top_k, top_p and min_p (each on what the one
-before left), then the choice. A random choice uses one number in [0, 1): a pure function of (seed, choice, position),
-so equal logits give the same answer whatever shares the batch, after a preemption and on another worker.
+Order: penalties and bias, then minimum length and grammar (rows.py), then temperature, then top_k, top_p and min_p,
+then the choice (draw.py). A random choice uses one number in [0, 1): a pure function of (seed, choice, position), so
+equal logits give the same answer whatever shares the batch, after a preemption and on another worker.
+
+Rows are computed one after the other in numpy, on one thread: a row of 49,152 stays in the cache from its first pass to
+its last, and no result depends on how a library would split a batch.
 """
 
-import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+import logging
+from collections.abc import Sequence
 
+import numpy as np
 import torch
 
 from gpu_worker.engine.api import Logprob
 from gpu_worker.engine.counted_random import uniform
+from gpu_worker.engine.draw import draw
+from gpu_worker.engine.grammar import GrammarFailed
+from gpu_worker.engine.rows import Row
 from gpu_worker.engine.runner import Sampled
 from mesh.sampling import Sampling
 
-COLDEST = 1e-6  # temperatures below count as this one: still greedy in effect, and logits / T stays a number
-NUCLEUS_GUESS = 512  # top_p first looks at so many likeliest tokens and sorts the whole vocabulary only if it must
+# Per row of logits: the likeliest token's id, and whether its logit is a number (so no other is NaN or +inf).
+Greedy = tuple[Sequence[int], Sequence[bool]]
+
+log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class Row:
-    """One row of the logits: whose next token, and what it depends on."""
-
-    sampling: Sampling
-    choice: int
-    position: int  # output position of the token to choose
-    counts: Mapping[int, int]  # output token -> times, for presence and frequency penalties
-    seen: Sequence[int]  # prompt and output, for the repetition penalty
-    ending_ids: Sequence[int]  # tokens that would end the choice, held back before min_tokens
-
-
-def sample(logits: torch.Tensor, rows: Sequence[Row]) -> list[Sampled | None]:
-    """Choose one token per row of logits [R, V] (fp32; changed in place). None where a row holds no usable number."""
-    finite = torch.isfinite(logits.amax(dim=-1))  # NaN and +inf show in the maximum
-    raw = {i: logits[i].log_softmax(dim=-1) for i, row in enumerate(rows) if row.sampling.top_logprobs is not None}
-    for i, row in enumerate(rows):
-        _adjust(logits[i], row)
-    # Once more: penalties may leave the range of fp32, and before them is not enough, for a mask may hide a +inf.
-    usable = (finite & torch.isfinite(logits.amax(dim=-1))).tolist()
-    tokens = logits.argmax(dim=-1).tolist()
-    drawn = [i for i, row in enumerate(rows) if row.sampling.temperature > 0 and usable[i]]
-    if drawn:
-        chosen = _draw(logits if len(drawn) == len(rows) else logits[drawn], [rows[i] for i in drawn])
-        for i, token in zip(drawn, chosen, strict=True):
-            tokens[i] = token
-    return [
-        Sampled(token, _logprob(raw[i], token, rows[i].sampling) if i in raw else None) if usable[i] else None
-        for i, token in enumerate(tokens)
-    ]
+def sample(logits: torch.Tensor, rows: Sequence[Row], greedy: Greedy | None = None) -> list[Sampled | None]:
+    """Choose one token per row of logits [R, V] (fp32; may be changed in place). None where a row holds no usable
+    number, or its grammar failed. `greedy` is for rows that need no more than the likeliest token.
+    """
+    if logits.device.type != "cpu":
+        greedy = greedy or _greedy_of(logits)
+        logits = logits if all(row.plain for row in rows) else logits.cpu()
+    table = logits.numpy() if logits.device.type == "cpu" else None
+    sampled: list[Sampled | None] = []
+    with np.errstate(all="ignore"):  # what leaves the range of fp32 shows in the end
+        for index, row in enumerate(rows):
+            if row.plain and greedy is not None:
+                sampled.append(Sampled(int(greedy[0][index])) if greedy[1][index] else None)
+            elif table is not None:
+                sampled.append(_choose(table[index], row))
+    return sampled
 
 
-def _adjust(logits: torch.Tensor, row: Row) -> None:
-    """Penalties, bias and minimum length of one row [V], in place."""
-    sampling = row.sampling
-    if sampling.repetition_penalty != 1:
-        ids = _ids(set(row.seen), logits)
-        values = logits[ids]
-        penalty = sampling.repetition_penalty
-        logits[ids] = torch.where(values > 0, values / penalty, values * penalty)
-    if row.counts and (sampling.presence_penalty or sampling.frequency_penalty):
-        times = torch.tensor(list(row.counts.values()), dtype=logits.dtype, device=logits.device)
-        logits[_ids(row.counts, logits)] -= sampling.presence_penalty + sampling.frequency_penalty * times
-    if sampling.logit_bias:
-        bias = list(sampling.logit_bias.values())
-        logits[_ids(sampling.logit_bias, logits)] += torch.tensor(bias, dtype=logits.dtype, device=logits.device)
-    if row.position < sampling.min_tokens and row.ending_ids:
-        logits[_ids(row.ending_ids, logits)] = -math.inf
+def _greedy_of(logits: torch.Tensor) -> Greedy:
+    """On the device, so that only the answer leaves it."""
+    values, ids = logits.max(dim=-1)
+    return ids.tolist(), values.isfinite().tolist()
 
 
-def _ids(tokens: "Sequence[int] | set[int] | Mapping[int, float]", like: torch.Tensor) -> torch.Tensor:
-    return torch.tensor(list(tokens), dtype=torch.long, device=like.device)
+def _choose(logits: np.ndarray, row: Row) -> Sampled | None:
+    """One row's token; logits [V] are changed in place."""
+    likeliest = int(logits.argmax())
+    if not np.isfinite(logits[likeliest]):  # NaN counts as the largest
+        return None
+    if row.plain:
+        return Sampled(likeliest)
+    asked = row.sampling.top_logprobs is not None
+    raw = logits.copy() if asked else logits
+    try:
+        row.adjust(logits)
+    except GrammarFailed:
+        log.exception("the grammar of a choice failed")
+        return None
+    token = int(logits.argmax())
+    if not np.isfinite(logits[token]):  # penalties may leave the range of fp32
+        return None
+    if row.sampling.temperature > 0:
+        token = draw(logits, row.sampling, uniform(row.sampling.seed or 0, row.choice, row.position))
+    return Sampled(token, _logprob(raw, token, row.sampling) if asked else None)
 
 
-def _draw(logits: torch.Tensor, rows: Sequence[Row]) -> list[int]:
-    """Inverse-CDF choice in vocabulary order; logits [R, V]."""
-
-    def column(values: list[float], dtype: torch.dtype = torch.float32) -> torch.Tensor:
-        return torch.tensor(values, dtype=dtype, device=logits.device)[:, None]
-
-    temperature = column([max(row.sampling.temperature, COLDEST) for row in rows])
-    scaled = (logits - logits.amax(dim=-1, keepdim=True)) / temperature
-    probabilities = torch.softmax(scaled, dim=-1)
-    for i, row in enumerate(rows):
-        _truncate(probabilities[i], row.sampling)
-    cumulative = probabilities.cumsum(dim=-1, dtype=torch.float64)
-    total = cumulative[:, -1:]
-    numbers = [uniform(row.sampling.seed or 0, row.choice, row.position) for row in rows]
-    # Below the total, whatever the rounding: so the search ends at the last token with a share, never past it.
-    target = torch.minimum(column(numbers, torch.float64) * total, torch.nextafter(total, torch.zeros_like(total)))
-    chosen: list[int] = torch.searchsorted(cumulative, target, right=True)[:, 0].tolist()
-    return chosen
-
-
-def _truncate(p: torch.Tensor, sampling: Sampling) -> None:
-    """Zero what top_k, top_p and min_p leave out of one row [V], in place. The likeliest token always stays."""
-    if 0 < sampling.top_k < len(p):
-        p[p < p.topk(sampling.top_k).values[-1]] = 0
-    if sampling.top_p < 1:
-        p[p < _nucleus_floor(p, sampling.top_p)] = 0
-    if sampling.min_p > 0:
-        p[p < sampling.min_p * p.max()] = 0
-
-
-def _nucleus_floor(p: torch.Tensor, top_p: float) -> torch.Tensor:
-    """The least probability in the smallest set of likeliest tokens whose share reaches top_p; ties come along."""
-    goal = top_p * p.sum()
-    for size in (min(NUCLEUS_GUESS, len(p)), len(p)):
-        likeliest = p.topk(size).values
-        reached = likeliest.cumsum(dim=0) >= goal
-        if bool(reached[-1]):
-            return likeliest[reached.int().argmax()]
-    return likeliest[-1]  # rounding kept the sum under the goal: everything is in
-
-
-def _logprob(log_probabilities: torch.Tensor, token: int, sampling: Sampling) -> Logprob:
-    count = min(sampling.top_logprobs or 0, len(log_probabilities))
-    values, ids = log_probabilities.topk(count)
-    top = list(zip(ids.tolist(), values.tolist(), strict=True))
-    return Logprob(token_id=token, logprob=float(log_probabilities[token]), top=top)
+def _logprob(logits: np.ndarray, token: int, sampling: Sampling) -> Logprob:
+    """ln p at temperature 1 of the token and the likeliest ones; of equals the lower id comes first."""
+    most = logits.max()
+    norm = most + np.log(np.exp(logits - most).sum(dtype=np.float64))
+    count = min(sampling.top_logprobs or 0, len(logits))
+    ids = np.empty(0, dtype=np.int64)
+    if count:
+        ids = np.flatnonzero(logits >= np.partition(logits, len(logits) - count)[len(logits) - count])
+        ids = ids[np.argsort(-logits[ids], kind="stable")][:count]
+    values = (logits[ids] - norm).tolist()
+    top = list(zip(ids.tolist(), values, strict=True))
+    return Logprob(token_id=token, logprob=float(logits[token] - norm), top=top)

@@ -5,12 +5,16 @@ A sequence is "known up to" len(ids) (prompt, then output) and "computed up to" 
 one preempted here are the same case, known ids without KV. Where known - computed = 1 the step is a decode.
 """
 
-from collections import Counter
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from gpu_worker.engine.api import Plan, Reason
 from mesh.blocks import BLOCK_TOKENS, chain_key
 from mesh.sampling import Sampling
+
+if TYPE_CHECKING:
+    from gpu_worker.engine.grammar import Grammar
+    from gpu_worker.engine.rows import Row
 
 
 def blocks_for(tokens: int) -> int:
@@ -42,8 +46,8 @@ class Sequence:
     blocks: list[int] = field(default_factory=list)
     keys: list[bytes] = field(default_factory=list)  # chain keys of the full blocks of ids, as far as asked for
     reached: int = 0  # the furthest `computed` ever was: below it, computing is recomputing
-    counts: Counter[int] = field(default_factory=Counter)  # output token -> times, for penalties
     ended: bool = False
+    row: "Row | None" = None  # what the sampler keeps of it (rows.py)
     proven: bool = False  # a token was sampled from all that was computed since it started
     described: int = 0  # whole blocks that can be found by how they begin
     swapped: Swapped | None = None  # while it waits, if its KV was not thrown away
@@ -84,7 +88,6 @@ class Sequence:
 
     def append(self, token: int) -> None:
         self.ids.append(token)
-        self.counts[token] = self.counts.get(token, 0) + 1
 
 
 @dataclass(slots=True, eq=False)
@@ -96,6 +99,7 @@ class Request:
     submitted_s: float
     sequences: list[Sequence] = field(default_factory=list)
     left: int = 0  # choices that have not ended
+    grammar: "Grammar | None" = None  # what its answers must be, once it is compiled
     expected_blocks: int = 0  # what admission reckons it will come to hold
     started: bool = False  # it had a place in a step
     accepted: bool = False  # and that was said

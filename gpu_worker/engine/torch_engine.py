@@ -10,6 +10,7 @@ from gpu_worker.engine.api import EngineInfo
 from gpu_worker.engine.build import assemble, pool_blocks
 from gpu_worker.engine.config import EngineConfig
 from gpu_worker.engine.engine import BatchingEngine
+from gpu_worker.engine.grammar_compiler import GrammarCompiler
 from gpu_worker.engine.torch_runner import TorchRunner
 from gpu_worker.models.checkpoint import Progress
 from gpu_worker.models.errors import LoadError
@@ -59,7 +60,8 @@ def around(config: EngineConfig, folder: ModelFolder, model: LoadedModel) -> Bat
         device=config.device,
     )
     kv = PagedKv(decoder.kv_shape, total, device, dtype)
-    return assemble(config, info, TorchRunner(decoder, kv, device, dtype), kv)
+    compiler = GrammarCompiler(folder.tokenizer, info.vocab_size, info.eos_token_ids)
+    return assemble(config, info, TorchRunner(decoder, kv, device, dtype), kv, compiler)
 
 
 def free_memory(device: torch.device) -> int:

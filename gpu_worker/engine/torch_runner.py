@@ -7,9 +7,10 @@ import numpy as np
 import torch
 
 from gpu_worker.engine.api import Parts
+from gpu_worker.engine.rows import row_of
 from gpu_worker.engine.runner import TIMED_EVERY, Outcome, Sampled
-from gpu_worker.engine.sampler import Row, sample
-from gpu_worker.engine.sequence import Piece, Sequence
+from gpu_worker.engine.sampler import sample
+from gpu_worker.engine.sequence import Piece
 from gpu_worker.models.paged import Batch, DecodeGroup, PagedKv, PrefillPiece
 from gpu_worker.models.registry import Decoder
 from gpu_worker.models.watch import Part, Watch
@@ -50,7 +51,7 @@ class TorchRunner:
         logits = self._decoder.forward(self._batch(ordered, len(singles), watch), self._kv)
         if watch is not None:
             watch.lap(Part.OTHER)
-        tokens = sample(logits, [_row(piece.sequence, ending_ids) for piece in sampling]) if sampling else []
+        tokens = sample(logits, [row_of(piece.sequence, ending_ids) for piece in sampling]) if sampling else []
         if watch is not None:
             watch.lap(Part.SAMPLING)
             self._parts = _parts(watch)
@@ -143,12 +144,6 @@ def _groups(singles: list[Piece]) -> list[tuple[int, int]]:
             starts.append(index)
     ends = [*starts[1:], len(singles)]
     return [(first, last) for first, last in zip(starts, ends, strict=True) if first < last]
-
-
-def _row(sequence: Sequence, ending_ids: Many[int]) -> Row:
-    sampling = sequence.sampling
-    endings = sampling.stop_token_ids if sampling.ignore_eos else (*sampling.stop_token_ids, *ending_ids)
-    return Row(sampling, sequence.index, sequence.output_tokens, sequence.counts, sequence.ids, endings)
 
 
 def _outcome(piece: Piece, sampled: Sampled | None) -> Outcome:

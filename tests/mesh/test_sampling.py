@@ -42,7 +42,15 @@ VOCABULARY = 1000
         ("logit_bias", {1: math.nan}),
         ("stop_token_ids", (VOCABULARY,)),
         ("stop_token_ids", (-1,)),
-        ("json_schema", "{}"),
+        ("json_schema", ""),
+        ("json_schema", "{"),
+        ("json_schema", "[1]"),
+        ("json_schema", "[" * 60_000),
+        ("json_schema", '{"items":' * 65 + "{}" + "}" * 65),
+        ("json_schema", '{"description": "' + "a" * (64 << 10) + '"}'),
+        ("regex", ""),
+        ("regex", "é" * (40 << 10)),
+        ("grammar", "a" * (10 << 20)),
     ],
 )
 def test_a_value_no_step_could_honour_is_refused_by_name(field: str, value: object) -> None:
@@ -81,3 +89,20 @@ floats = st.floats(0, 2, width=32)
 )
 def test_sampling_survives_the_wire(sampling: Sampling) -> None:
     assert from_proto(type(to_proto(sampling)).FromString(to_proto(sampling).SerializeToString())) == sampling
+
+
+def test_an_answer_has_one_structure_and_ends_where_that_ends() -> None:
+    with pytest.raises(InvalidRequest) as twice:
+        Sampling(max_tokens=10, json_schema="{}", regex="a").check(VOCABULARY)
+    assert twice.value.field == "regex"
+    with pytest.raises(InvalidRequest) as endless:
+        Sampling(max_tokens=10, regex="a", ignore_eos=True).check(VOCABULARY)
+    assert endless.value.field == "ignore_eos"
+
+
+@pytest.mark.parametrize("given", [{"json_schema": '{"type": "object"}'}, {"regex": "a+"}, {"grammar": 'root ::= "a"'}])
+def test_a_structure_passes_and_is_told_with_its_name(given: dict[str, str]) -> None:
+    sampling = Sampling(max_tokens=10, **given)
+    sampling.check(VOCABULARY)
+    assert sampling.structure == next(iter(given.items()))
+    assert from_proto(to_proto(sampling)) == sampling

@@ -7,16 +7,19 @@ import pytest
 import torch
 
 from gpu_worker.engine.counted_random import uniform
-from gpu_worker.engine.sampler import Row, sample
+from gpu_worker.engine.rows import Row
+from gpu_worker.engine.sampler import sample
 from mesh.sampling import Sampling
 
 PINNED = [0.13870941014555427, 0.10584086659863745, 0.949559987972549]
 LOGITS = [2.0, 1.0, 0.0, -1.0, -2.0]
 
 
-def row(position: int = 0, choice: int = 0, counts=None, seen=(), ending_ids=(), **options) -> Row:
+def row(position: int = 0, choice: int = 0, prompt=(1,), output=None, ending_ids=(), **options) -> Row:
+    """`output` is what the choice has said; if not given, `position` tokens that matter to nobody."""
     options = {"max_tokens": 100, "seed": 3} | options
-    return Row(Sampling(**options), choice, position, counts or {}, seen, ending_ids)
+    output = [4] * position if output is None else output
+    return Row(Sampling(**options), choice, [*prompt, *output], len(prompt), ending_ids)
 
 
 def drawn(count: int = 4000, logits=LOGITS, **options) -> dict[int, float]:
@@ -81,11 +84,11 @@ def test_cold_sampling_is_greedy_and_a_number(temperature):
 
 def test_penalties_and_bias_move_the_choice():
     assert one(temperature=0.0, logit_bias={4: 100.0}) == 4
-    assert one(temperature=0.0, presence_penalty=1.5, counts={0: 1}) == 1
-    assert one(temperature=0.0, frequency_penalty=0.6, counts={0: 1}) == 0
-    assert one(temperature=0.0, frequency_penalty=0.6, counts={0: 2}) == 1
-    assert one([2.0, 1.9], temperature=0.0, repetition_penalty=1.2, seen=[0]) == 1
-    assert one([-1.0, -1.1], temperature=0.0, repetition_penalty=1.2, seen=[0]) == 1
+    assert one(temperature=0.0, presence_penalty=1.5, output=[0]) == 1
+    assert one(temperature=0.0, frequency_penalty=0.6, output=[0]) == 0
+    assert one(temperature=0.0, frequency_penalty=0.6, output=[0, 0]) == 1
+    assert one([2.0, 1.9], temperature=0.0, repetition_penalty=1.2, prompt=[0]) == 1
+    assert one([-1.0, -1.1], temperature=0.0, repetition_penalty=1.2, prompt=[0]) == 1
 
 
 def test_endings_wait_for_min_tokens():
@@ -112,7 +115,7 @@ def test_greedy_random_and_adjusted_rows_share_a_batch():
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_a_row_whose_penalty_leaves_the_range_of_numbers_fails_alone(temperature):
     logits = torch.tensor([LOGITS, LOGITS])
-    overflowing = row(temperature=temperature, repetition_penalty=1e-39, seen=[0])
+    overflowing = row(temperature=temperature, repetition_penalty=1e-39, prompt=[0])
     results = sample(logits, [overflowing, row(temperature=temperature)])
     assert results[0] is None
     assert results[1] is not None

@@ -1,0 +1,79 @@
+"""Requests that wait outside the schedule until their grammar is compiled, while all others go on."""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+from gpu_worker.engine.sequence import Request
+from mesh.errors import InvalidRequest, ShoalError
+from mesh.sampling import Sampling
+
+if TYPE_CHECKING:
+    from concurrent.futures import Future
+
+    from gpu_worker.engine.grammar import Grammar
+
+
+class Compiler(Protocol):
+    """Where grammars come from (grammar_compiler.py)."""
+
+    def prepare(self, sampling: Sampling) -> "Future[Grammar] | None":
+        """The grammar, now or later; None if none is asked for. It, or its future, may raise a ShoalError."""
+
+
+class NoGrammars:
+    """The compiler of an engine that cannot follow a grammar."""
+
+    def prepare(self, sampling: Sampling) -> "Future[Grammar] | None":
+        if sampling.structure is not None:
+            field = sampling.structure[0]
+            raise InvalidRequest(f"{field}: this worker gives no structured answers", field=field)
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """A request that was taken, and turns out to be one that can never run."""
+
+    request: Request
+    error: ShoalError
+
+
+class Preparations:
+    """Who waits for which grammar. Looked at between steps; never waits itself."""
+
+    def __init__(self, compiler: Compiler) -> None:
+        self._compiler = compiler
+        self._waiting: list[tuple[Request, Future[Grammar]]] = []
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def wanted(self, sampling: Sampling) -> "Future[Grammar] | None":
+        """What a request has to wait for. Raises at once what is known already: a ShoalError."""
+        future = self._compiler.prepare(sampling)
+        if future is not None and future.done():
+            future.result()
+        return future
+
+    def add(self, request: Request, future: "Future[Grammar]") -> None:
+        self._waiting.append((request, future))
+
+    def settled(self) -> list[Request | Refused]:
+        """Those whose wait is over, in order. Who has ended is forgotten; what nobody waits for is called off."""
+        present = [(request, future) for request, future in self._waiting if not _ended(request)]
+        for future in {future for _, future in self._waiting} - {future for _, future in present}:
+            future.cancel()
+        self._waiting = [(request, future) for request, future in present if not future.done()]
+        return [_settle(request, future) for request, future in present if future.done()]
+
+
+def _ended(request: Request) -> bool:
+    return all(sequence.ended for sequence in request.sequences)
+
+
+def _settle(request: Request, future: "Future[Grammar]") -> Request | Refused:
+    error = future.exception()
+    if isinstance(error, ShoalError):
+        return Refused(request, error)
+    request.grammar = future.result()
+    return request
