@@ -35,10 +35,6 @@ def build_engine(config: EngineConfig, progress: "Progress") -> Engine:
     return build_torch(config, progress)
 
 
-def assemble(config: EngineConfig, info: EngineInfo, runner: Runner, store: BlockStore | None = None) -> BatchingEngine:
-    """The engine around whatever runs its steps; `store` is the content of its blocks, if others can use it."""
-    schedule = Schedule(Holdings(BlockPool(info.total_blocks)), config.max_sequences)
-    pace = Pace(config.prefill_chunk, config.prefill_step_ms / 1000)
 def assemble(
     config: EngineConfig,
     info: EngineInfo,
@@ -49,6 +45,8 @@ def assemble(
     """The engine around whatever runs its steps; `store` is the content of its blocks, if others can use it, `compiler`
     that of grammars, if the runner follows them.
     """
+    schedule = Schedule(Holdings(BlockPool(info.total_blocks)), config.max_sequences)
+    pace = Pace(config.prefill_chunk, config.prefill_step_ms / 1000)
     admission = Admission(
         config.max_waiting_tokens,
         config.max_waiting_sequences,
@@ -57,8 +55,7 @@ def assemble(
         config.max_sequences,
         config.kv_promised,
     )
-    return BatchingEngine(info, runner, schedule, admission, pace, store)
-    return BatchingEngine(info, runner, schedule, admission, store, compiler=compiler)
+    return BatchingEngine(info, runner, schedule, admission, pace, store, compiler=compiler)
 
 
 def pool_blocks(config: EngineConfig, folder: Path, block_bytes: int, budget: int, longest: int) -> int:
