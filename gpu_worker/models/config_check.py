@@ -3,7 +3,6 @@
 What they must be to each other and to the tensors is the architecture's business.
 """
 
-import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ COUNTS = (
     "vocab_size", "max_position_embeddings",
 )  # fmt: skip
 MAX_COUNT = 1 << 31
+MAX_NUMBER = 1e30  # of a rotation's or a norm's
 FLAGS = ("tie_word_embeddings", "attention_bias", "qkv_bias", "mlp_bias")
 ROPES = ("rope_parameters", "rope_scaling")
 # A rotation's numbers; `attention_factor` and the like may be left out, but what is there is a number.
@@ -22,7 +22,7 @@ ROPE_NUMBERS = ("rope_theta", "factor", "low_freq_factor", "high_freq_factor", "
 
 
 def check_config(config: Mapping[str, Any], source: Path) -> None:
-    """Raise LoadError, naming the field, for a value that no model can have. Absent fields and null pass."""
+    """Raise LoadError, naming the field, for a value that no model can have. What is absent passes."""
     names = config.get("architectures")
     if names is not None and not (isinstance(names, list) and all(isinstance(name, str) for name in names)):
         raise LoadError(source, f"architectures is {_short(names)}; expected a list of names")
@@ -58,15 +58,10 @@ def _check_rope(rope: Any, field: str, source: Path) -> None:
 
 
 def _check_positive(values: Mapping[str, Any], field: str, source: Path, prefix: str) -> None:
-    value = values.get(field)
-    if value is None:
+    if field not in values:
         return
-    if (
-        not isinstance(value, int | float)
-        or isinstance(value, bool)
-        or not 0 < value < 1e30
-        or not math.isfinite(value)
-    ):
+    value = values[field]
+    if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value < MAX_NUMBER:
         raise LoadError(source, f"{prefix}{field} is {_short(value)}; expected a number above 0")
 
 

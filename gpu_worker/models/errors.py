@@ -2,13 +2,23 @@
 
 from pathlib import Path
 
+MOST_CHARACTERS = 400  # of a name or a problem: both may quote a damaged file
+
 
 class LoadError(Exception):
-    """A checkpoint that cannot be served: says which file, which tensor (if one) and what was expected instead."""
+    """A checkpoint that cannot be served: says which file, which tensor (if one) and what was expected instead.
+
+    Always one line that can be printed, whatever the file holds.
+    """
 
     def __init__(self, file: Path, problem: str, *, tensor: str | None = None) -> None:
-        where = f"{file}, tensor {tensor}" if tensor else str(file)
-        super().__init__(f"{where}: {problem}")
+        where = f"{file}, tensor {_shown(tensor)}" if tensor else str(file)
+        super().__init__(f"{where}: {_shown(problem)}")
         self.file = file
         self.tensor = tensor
         self.problem = problem
+
+
+def _shown(text: str) -> str:
+    short = text if len(text) <= MOST_CHARACTERS else f"{text[:MOST_CHARACTERS]}..."
+    return "".join(char if char.isprintable() else repr(char)[1:-1] for char in short)

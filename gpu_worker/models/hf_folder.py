@@ -66,9 +66,14 @@ def _weight_map(folder: Path) -> dict[str, Path]:
     if not isinstance(names, dict):
         raise LoadError(index, f"weight_map is {type(names).__name__}; expected an object from tensor to file")
     for name, file in names.items():
-        if not isinstance(file, str) or Path(file).name != file:
+        if not _is_file_name(file):
             raise LoadError(index, f"names {file!r}, which is not a file of this folder", tensor=name)
     return {name: folder / file for name, file in names.items()}
+
+
+def _is_file_name(file: Any) -> bool:
+    """Whether the index may name it: a safetensors file beside it."""
+    return isinstance(file, str) and Path(file).name == file and file.endswith(".safetensors") and file.isprintable()
 
 
 def _own_names(files: list[Path]) -> dict[str, Path]:

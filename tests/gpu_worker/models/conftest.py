@@ -49,10 +49,10 @@ def random_llama(**options: Any) -> LlamaForCausalLM:
     return model
 
 
-def write_gguf(model: LlamaForCausalLM, path: Path) -> None:
+def write_gguf(model: LlamaForCausalLM, path: Path, kind: type[gguf.GGUFWriter] = gguf.GGUFWriter) -> None:
     """As llama.cpp's converter does, the interleaving of q and k included."""
     config = model.config
-    writer = gguf.GGUFWriter(path, "llama")
+    writer = kind(path, "llama")
     writer.add_block_count(config.num_hidden_layers)
     writer.add_context_length(config.max_position_embeddings)
     writer.add_embedding_length(config.hidden_size)

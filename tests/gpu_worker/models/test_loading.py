@@ -1,7 +1,6 @@
 """Checkpoints that are damaged or contradict themselves are refused by file and tensor; good ones say what they are."""
 
 import json
-import random
 import shutil
 
 import pytest
@@ -81,25 +80,6 @@ def test_a_truncated_gguf_file_is_refused(bench, tmp_path, share):
     file.write_bytes(content[: int(share * len(content))])
     with pytest.raises(LoadError, match=r"model\.gguf"):
         loaded(tmp_path)
-
-
-@pytest.mark.filterwarnings("ignore::RuntimeWarning")
-def test_a_gguf_file_with_flipped_header_bytes_loads_or_is_refused_but_never_breaks(bench, tmp_path):
-    file = tmp_path / "model.gguf"
-    bench.write_gguf(bench.random_llama(), file)
-    content = file.read_bytes()
-    rng = random.Random(0)
-    refused = []
-    for _ in range(60):
-        broken = bytearray(content)
-        broken[rng.randrange(1500)] ^= 1 << rng.randrange(8)
-        file.write_bytes(broken)
-        try:
-            loaded(tmp_path)
-        except LoadError as error:
-            refused.append(error)
-    assert refused
-    assert all(error.file == file for error in refused)
 
 
 def test_a_tensor_of_the_wrong_kind_or_value_is_refused_by_name(saved):
