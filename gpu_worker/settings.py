@@ -51,19 +51,44 @@ class WorkerSettings(ColdFields):
     kv_share: float = Field(
         _DEFAULTS.kv_share, gt=0, lt=1, description="Share of the device's free memory for KV where kv_bytes is 0."
     )
-    context_tokens: int = Field(
-        _DEFAULTS.context_tokens, ge=0, description="Upper limit of prompt and output together. 0 = the model's own."
+    preset: Literal["throughput", "latency", "mixed"] = Field(
+        _DEFAULTS.preset, description="What the engine is tuned for; the table is in operations.md."
     )
-    max_sequences: int = Field(_DEFAULTS.max_sequences, ge=1, description="Most choices that run in one step.")
+    policy: Literal["continuous", "static"] = Field(
+        _DEFAULTS.policy,
+        description="static = the naive baseline to measure against: padded batches of 8 that end together.",
+    )
+    context_tokens: int = Field(
+        _DEFAULTS.context_tokens,
+        ge=0,
+        description="Upper limit of prompt and output together, within the model's. 0 = the preset's.",
+    )
+    max_sequences: int = Field(
+        _DEFAULTS.max_sequences, ge=0, description="Most choices that run in one step. 0 = the preset's."
+    )
+    max_wait_ms: float = Field(
+        _DEFAULTS.max_wait_ms,
+        ge=-1,
+        le=10_000,
+        description="Milliseconds that an idle engine waits for companions of a request, if such came before. "
+        "-1 = the preset's.",
+    )
     prefill_chunk: int = Field(
         _DEFAULTS.prefill_chunk,
-        ge=1,
-        description="Most prompt tokens a step computes, over all sequences. Smaller = steadier streams.",
+        ge=0,
+        description="Most prompt tokens a step computes, over all sequences. 0 = the preset's.",
+    )
+    itl_target_ms: float = Field(
+        _DEFAULTS.itl_target_ms,
+        ge=0,
+        le=60_000,
+        description="Milliseconds between a running stream's tokens that prompts of others may cause. 0 = the preset's "
+        "multiple of what a step takes without them.",
     )
     prefill_step_ms: int = Field(
         _DEFAULTS.prefill_step_ms,
         ge=1,
-        description="Milliseconds that a step with prompt tokens should take; fewer where it would take longer.",
+        description="Milliseconds that a step with prompt tokens may take where nobody streams.",
     )
     max_waiting_tokens: int = Field(
         _DEFAULTS.max_waiting_tokens,

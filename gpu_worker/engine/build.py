@@ -3,13 +3,13 @@
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from gpu_worker.engine import presets
 from gpu_worker.engine.admission import Admission
 from gpu_worker.engine.api import Engine, EngineInfo
 from gpu_worker.engine.config import EngineConfig
 from gpu_worker.engine.engine import BatchingEngine
 from gpu_worker.engine.holdings import Holdings
 from gpu_worker.engine.kv import BlockPool
-from gpu_worker.engine.pacing import Pace
 from gpu_worker.engine.preparing import Compiler
 from gpu_worker.engine.runner import Runner
 from gpu_worker.engine.schedule import Schedule
@@ -45,8 +45,8 @@ def assemble(
     """The engine around whatever runs its steps; `store` is the content of its blocks, if others can use it, `compiler`
     that of grammars, if the runner follows them.
     """
-    schedule = Schedule(Holdings(BlockPool(info.total_blocks)), config.max_sequences)
-    pace = Pace(config.prefill_chunk, config.prefill_step_ms / 1000)
+    config = presets.settled(config)
+    schedule = Schedule(Holdings(BlockPool(info.total_blocks)), presets.pace(config), presets.batch_limit(config))
     admission = Admission(
         config.max_waiting_tokens,
         config.max_waiting_sequences,
@@ -55,7 +55,7 @@ def assemble(
         config.max_sequences,
         config.kv_promised,
     )
-    return BatchingEngine(info, runner, schedule, admission, pace, store, compiler=compiler)
+    return BatchingEngine(info, runner, schedule, admission, store, compiler=compiler)
 
 
 def pool_blocks(config: EngineConfig, folder: Path, block_bytes: int, budget: int, longest: int) -> int:

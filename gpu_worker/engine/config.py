@@ -14,10 +14,14 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     precision: Literal["fp32", "bf16"] = "fp32"
     kv_bytes: int = 0  # size of the KV pool; 0 = kv_share of the device's free memory
     kv_share: float = 0.25
-    context_tokens: int = 0  # upper limit of prompt + output; 0 = the model's. Never more than the pool holds.
-    max_sequences: int = 64  # choices that run in one step
-    prefill_chunk: int = 256  # most prompt tokens a step computes, summed over sequences; decodes come on top
-    prefill_step_ms: int = 500  # what a step with prompt tokens should take; they are fewer where it would take longer
+    preset: Literal["throughput", "latency", "mixed"] = "mixed"  # what 0 means in the next five (presets.py)
+    context_tokens: int = 0  # upper limit of prompt + output; never more than the model's, nor than the pool holds
+    max_sequences: int = 0  # choices that run in one step
+    max_wait_ms: float = -1.0  # an idle engine waits so long for companions of a request; below 0 = preset's
+    prefill_chunk: int = 0  # most prompt tokens a step computes, summed over sequences; decodes come on top
+    itl_target_ms: float = 0.0  # what a step with prompts may take beside running streams
+    prefill_step_ms: int = 500  # what a step with prompts may take where nobody streams
+    policy: Literal["continuous", "static"] = "continuous"  # static = the naive baseline (static_policy.py)
     max_waiting_tokens: int = 16_384  # prompt tokens without a place in a step; more are refused with Overloaded
     max_waiting_sequences: int = 256
     expected_growth: float = 0.5  # share of max_tokens that admission reckons each choice will use

@@ -27,10 +27,9 @@ from gpu_worker.engine.api import (
 )
 from gpu_worker.engine.load import load_of
 from gpu_worker.engine.meters import Meters
-from gpu_worker.engine.pacing import Pace
+from gpu_worker.engine.policy import Policy
 from gpu_worker.engine.preparing import Compiler, NoGrammars, Preparations, Refused
 from gpu_worker.engine.runner import Outcome, Runner, Sampled
-from gpu_worker.engine.schedule import Schedule
 from gpu_worker.engine.sequence import Ending, Piece, Request, Sequence
 from gpu_worker.engine.step_times import Carried, StepTimes
 from gpu_worker.engine.transfer import BlockStore, Transfer
@@ -48,9 +47,8 @@ class BatchingEngine:
         self,
         info: EngineInfo,
         runner: Runner,
-        schedule: Schedule,
+        schedule: Policy,
         admission: Admission,
-        pace: Pace,
         store: BlockStore | None = None,
         clock: Callable[[], float] = time.monotonic,
         compiler: Compiler | None = None,
@@ -62,8 +60,7 @@ class BatchingEngine:
         self.transfer = Transfer(schedule.pool, store)
         self._admission = admission
         self._clock = clock
-        self._pace = pace
-        self._meters = Meters(pace.most_tokens)
+        self._meters = Meters(schedule.full_step_tokens)
         self._times = StepTimes()
         self._computing_since_s: float | None = None  # while a step computes
         self._vitality = Vitality(info, runner, schedule.pool)
@@ -154,7 +151,7 @@ class BatchingEngine:
         if self._preparations:
             self._enter_prepared()
         self._computing_since_s = begin_s
-        pieces, fresh = self._schedule.plan_step(self._pace.budget)
+        pieces, fresh = self._schedule.plan_step()
         for piece in pieces:
             events += self._accept(piece.sequence.request, begin_s)
         self._runner.clear(fresh)
@@ -193,7 +190,7 @@ class BatchingEngine:
             self._times.record(duration_s * 1000)
             prefill = sum(piece.count for piece in pieces if piece.count > 1)
             self._meters.record(duration_s, prefill, sum(piece.count == 1 for piece in pieces))
-            self._pace.record(duration_s, prefill)
+            self._schedule.note(pieces, duration_s, self._clock())
 
     def _request(self, plan: Plan) -> Request:
         root = namespace(self.info.model_digest, self.info.tokenizer_digest, plan.adapter, plan.cache_salt)

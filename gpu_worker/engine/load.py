@@ -5,11 +5,11 @@ from collections.abc import Mapping
 from gpu_worker.engine.admission import waiting_tokens
 from gpu_worker.engine.api import EngineLoad
 from gpu_worker.engine.meters import Meters
-from gpu_worker.engine.schedule import Schedule
+from gpu_worker.engine.policy import Policy
 from gpu_worker.engine.sequence import Request, blocks_for
 
 
-def load_of(schedule: Schedule, meters: Meters, requests: Mapping[str, Request]) -> EngineLoad:
+def load_of(schedule: Policy, meters: Meters, requests: Mapping[str, Request]) -> EngineLoad:
     """The load report. `requests` is all that runs or waits, by request id."""
     running, waiting, pool = schedule.running, schedule.waiting, schedule.pool
     growth = sum([blocks_for(one.limit) - len(one.blocks) for one in running])  # lists: this runs in every step

@@ -1,28 +1,101 @@
-"""How long a step may take: a long prompt enters in pieces that are cut by time, not by a fixed count.
+"""How much of prompts a step may compute: a long prompt enters in pieces that are cut by time, not by a fixed count.
 
-What a prompt token costs grows with the context before it and with whatever else wants the machine, so a fixed piece is
-sometimes too short and sometimes stops everybody for seconds, which others would rightly take for a hung worker. The
-piece follows the last step: proportionally down at once, at most doubling up.
+    nobody decodes     as much as `step_s` holds: steps must not look hung, and there is no stream to hold up
+    somebody decodes   the step, decodes included, may take `itl_target_s`; without such a setting `stretch` times what
+                       a step without prompts takes once all that are here decode (with contexts like those that
+                       decode now): when many start together, those ahead leave the others the time
+
+and never more than `most_tokens`, nor more than twice the most that was tried. Two floors keep a target that is too
+tight from starving prompts in pieces that are mostly a step's fixed cost: LEAST_TOKENS, and LEAST_SHARE of the time
+that the step takes without them. So a gap is at most the larger of the target and (1 + LEAST_SHARE) times the
+undisturbed one, as far as steps take what they are expected to (costs.py).
 """
 
-# Even a piece far over its time advances by one block's worth.
+from dataclasses import dataclass
+
+from gpu_worker.engine.costs import Shape, StepCosts
+from mesh.blocks import BLOCK_TOKENS
+
 LEAST_TOKENS = 16
+LEAST_SHARE = 0.5
 FIRST_TOKENS = 64
+GROWTH = 2
+# A piece that does not end a prompt ends with a block, if that leaves out no more of it than this.
+BLOCK_LOSS = 1 / 8
+
+
+@dataclass(frozen=True, slots=True)
+class Goals:
+    """What steps may take, in seconds and prompt tokens. `itl_target_s` 0 = `stretch` decides."""
+
+    most_tokens: int
+    step_s: float
+    stretch: float
+    itl_target_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Streams:
+    """Choices that decode: how many, and the tokens of context that they read together."""
+
+    rows: int
+    context: int
+
+
+@dataclass(slots=True)
+class Budget:
+    """What a step may still spend on prompts. Of `least` tokens it is sure, whatever they take."""
+
+    costs: StepCosts
+    tokens: int
+    seconds: float
+    least: int
+
+    def fitting(self, start: int, most: int) -> int:
+        """How many of a prompt's next `most` tokens, from `start` on, the budget holds."""
+        by_time = self.costs.fitting(start, self.seconds)
+        count = int(min(most, self.tokens, max(by_time, self.least, 0)))
+        whole = (start + count) // BLOCK_TOKENS * BLOCK_TOKENS - start
+        return whole if count < most and whole >= (1 - BLOCK_LOSS) * count else count
+
+    def spend(self, start: int, count: int) -> None:
+        """`count` tokens from `start` on are in the step. A negative count takes them out again."""
+        seconds = self.costs.prompt_s(start, abs(count))
+        self.seconds -= seconds if count > 0 else -seconds
+        self.tokens -= count
+        self.least -= count
+
+    def half(self) -> "Budget":
+        """Another budget, half as large, rounded up."""
+        return Budget(self.costs, (self.tokens + 1) // 2, self.seconds / 2, (self.least + 1) // 2)
 
 
 class Pace:
-    """`budget` is how many prompt tokens the next step may compute, so that it takes some `step_s`."""
+    """Gives each step its budget, and learns from what steps took."""
 
-    def __init__(self, most_tokens: int, step_s: float) -> None:
-        self.most_tokens = most_tokens
-        self._least = min(LEAST_TOKENS, most_tokens)
-        self._step_s = step_s
-        self.budget = min(FIRST_TOKENS, most_tokens)
+    def __init__(self, goals: Goals) -> None:
+        self.goals = goals
+        self.costs = StepCosts()
+        self._tried = 0  # the most prompt tokens that one step computed
 
-    def record(self, duration_s: float, prefill_tokens: int) -> None:
-        """A step that computed `prefill_tokens` of prompts took so long."""
-        if not prefill_tokens:
-            return
-        fitting = prefill_tokens * self._step_s / max(duration_s, 1e-9)
-        if fitting < self.budget or prefill_tokens >= self.budget:  # a short piece says little of how far to go up
-            self.budget = round(min(max(fitting, self._least), 2 * self.budget, self.most_tokens))
+    def budget(self, decoding: Streams, soon_rows: int) -> Budget:
+        """For a step in which `decoding` get a token, of the `soon_rows` that are here."""
+        most = max(FIRST_TOKENS, GROWTH * self._tried) if self.costs.knows_prompts else FIRST_TOKENS
+        tokens = min(self.goals.most_tokens, most)
+        decode_s = self.costs.decode_s(decoding.rows, decoding.context)
+        step_s = self._step_s(decoding, soon_rows) if decoding.rows else self.goals.step_s
+        return Budget(self.costs, tokens, max(step_s - decode_s, LEAST_SHARE * decode_s), min(LEAST_TOKENS, tokens))
+
+    def calm_s(self, decoding: Streams, rows: int) -> float:
+        """A step without prompts in which `rows` choices decode, with contexts like those that do so now."""
+        return self.costs.decode_s(rows, decoding.context * rows // max(1, decoding.rows))
+
+    def _step_s(self, decoding: Streams, soon_rows: int) -> float:
+        """What the step may take in all, while somebody decodes."""
+        target_s = self.goals.itl_target_s or self.goals.stretch * self.calm_s(decoding, soon_rows)
+        return min(target_s, self.goals.step_s)
+
+    def record(self, shape: Shape, duration_s: float) -> None:
+        """A step took so long."""
+        self._tried = max(self._tried, shape.tokens)
+        self.costs.record(shape, duration_s)

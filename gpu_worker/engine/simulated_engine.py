@@ -13,6 +13,7 @@ from gpu_worker.engine.api import EngineInfo
 from gpu_worker.engine.build import assemble, pool_blocks
 from gpu_worker.engine.config import EngineConfig
 from gpu_worker.engine.engine import BatchingEngine
+from gpu_worker.engine.presets import settled
 from gpu_worker.engine.simulated_runner import SimulatedRunner
 from gpu_worker.engine.simulated_time import TimingModel
 from gpu_worker.engine.simulated_words import Words, vocabulary_size, word_ids
@@ -53,6 +54,7 @@ def build_simulated(config: EngineConfig, progress: "Progress") -> BatchingEngin
 
 def around(config: EngineConfig, folder: ModelFolder) -> BatchingEngine:
     """An engine that simulates a model by what its folder says. Raises LoadError."""
+    config = settled(config)
     facts = facts_of(folder)
     words = word_ids(folder.tokenizer, facts.vocab_size, facts.eos_token_ids)
     runner = SimulatedRunner(timing_of(config), Words(words, config.simulated_answer_tokens))

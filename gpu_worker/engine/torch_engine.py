@@ -11,6 +11,7 @@ from gpu_worker.engine.build import assemble, pool_blocks
 from gpu_worker.engine.config import EngineConfig
 from gpu_worker.engine.engine import BatchingEngine
 from gpu_worker.engine.grammar_compiler import GrammarCompiler
+from gpu_worker.engine.presets import settled
 from gpu_worker.engine.torch_runner import TorchRunner
 from gpu_worker.models.checkpoint import Progress
 from gpu_worker.models.errors import LoadError
@@ -37,6 +38,7 @@ def build_torch(config: EngineConfig, progress: Progress) -> BatchingEngine:
 
 def around(config: EngineConfig, folder: ModelFolder, model: LoadedModel) -> BatchingEngine:
     """An engine around a loaded model."""
+    config = settled(config)
     decoder, dtype, device = model.decoder, PRECISIONS[config.precision], torch.device(config.device)
     longest = min(decoder.context_tokens, config.context_tokens or decoder.context_tokens)
     budget = config.kv_bytes or int(config.kv_share * free_memory(device))

@@ -31,7 +31,7 @@ def test_defaults_are_the_engines_own_but_for_the_device() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "value"), [("DEVICE", "tpu"), ("PRECISION", "int1"), ("MAX_SEQUENCES", "0"), ("KV_BYTES", "lots")]
+    ("name", "value"), [("DEVICE", "tpu"), ("PRECISION", "int1"), ("MAX_SEQUENCES", "-1"), ("KV_BYTES", "lots")]
 )
 def test_a_value_that_cannot_be_used_is_named(monkeypatch: pytest.MonkeyPatch, name: str, value: str) -> None:
     monkeypatch.setenv(f"SHOAL_WORKER_{name}", value)
