@@ -4,6 +4,7 @@ from collections.abc import Sequence as Many
 from dataclasses import dataclass
 from typing import Protocol
 
+from gpu_worker.engine.holdings import Holdings
 from gpu_worker.engine.kv import BlockPool
 from gpu_worker.engine.sequence import Piece, Sequence
 
@@ -21,11 +22,15 @@ class Policy(Protocol):
     """Owns the order of things, and who holds which block. Synchronous; never raises for want of room."""
 
     pool: BlockPool
+    holdings: Holdings
     waiting: list[Sequence]  # in order of arrival
     running: list[Sequence]  # likewise; those that hold blocks and have not ended
-    preemptions: int
     limits: Limits
     full_step_tokens: int  # most prompt tokens of a step
+
+    @property
+    def preemptions(self) -> int:
+        """How often some sequence gave way to others."""
 
     def add(self, sequence: Sequence) -> None:
         """A sequence begins to wait."""
