@@ -49,11 +49,18 @@ class GrammarState:
     def accept(self, tokens: Sequence[int]) -> None:
         """The choice has said `tokens`. Raises GrammarFailed if it may not have, then and ever after."""
         for token in tokens if not self._failed else ():
-            if not self._matcher.accept_token(token):
-                self._failed = f"token {token} is not what the grammar allows"
-                break
+            try:
+                accepted = self._matcher.accept_token(token)
+            except RuntimeError as error:
+                raise self._fail(str(error)) from error
+            if not accepted:
+                raise self._fail(f"token {token} is not what the grammar allows")
         if self._failed:
             raise GrammarFailed(self._failed)
+
+    def _fail(self, why: str) -> GrammarFailed:
+        self._failed = why
+        return GrammarFailed(why)
 
     def restrict(self, logits: np.ndarray, ending_ids: np.ndarray, *, early: bool) -> None:
         """Leave of logits [V], in place, what may come next. Raises GrammarFailed.
