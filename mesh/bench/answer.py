@@ -5,6 +5,7 @@ generator lean. Those that say something (the first text, the end, the usage, an
 inside a JSON text is escaped, so the bytes looked for cannot stand in an answer's own text.
 """
 
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated, Any
@@ -46,6 +47,12 @@ class Outcome:
     error: str = ""
     detail: str = ""
     raw: list[bytes] | None = None
+
+    @classmethod
+    def now(cls) -> "Outcome":
+        """Of a request that leaves when it is due: now."""
+        moment = time.perf_counter()
+        return cls(due=moment, sent=moment)
 
     @property
     def tokens(self) -> int:

@@ -24,13 +24,17 @@ IDLE_S = 2.0
 
 
 class HttpTarget:
-    """One base URL, e.g. http://127.0.0.1:8000 (with or without /v1). Use it as `async with`."""
+    """One base URL, e.g. http://127.0.0.1:8000 (with or without /v1). Use it as `async with`.
 
-    def __init__(self, url: str, options: TargetOptions) -> None:
+    `keep`: outcomes hold what was streamed, for `text_of`.
+    """
+
+    def __init__(self, url: str, options: TargetOptions, *, keep: bool = False) -> None:
         parts = urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise CannotMeasure(f"{url} is no URL: write http://host:port, or grpc://host:port for Shoal's gRPC")
         self._options = options
+        self._keep = keep
         self._tls = ssl.create_default_context(cafile=options.ca) if parts.scheme == "https" else None
         self._host, self._port = parts.hostname, parts.port or (443 if self._tls else 80)
         path = parts.path.rstrip("/").removesuffix("/v1")
@@ -53,6 +57,7 @@ class HttpTarget:
 
     async def ask(self, ask: Ask, outcome: Outcome, gap: Callable[[float], None]) -> None:
         """One request to its end, whatever that is: failures are told in `outcome`."""
+        outcome.raw = [] if self._keep else None
         body = msgspec.json.encode(self.body(ask))
         request = b"%b\r\ncontent-length: %d\r\n\r\n%b" % (self._head, len(body), body)
         try:

@@ -47,6 +47,10 @@ class LocalMesh:
             raise CannotMeasure("no scheduler of the benchmark's mesh tells of a worker")
         return list(load.workers)
 
+    def metrics_port(self, role: str) -> int:
+        """Where the first process that plays it serves its metrics."""
+        return next(process for process in self.state.processes if process.role == role).ports["metrics"]
+
     def facts(self) -> dict[str, Any]:
         """Engine, model and precision, by the workers' own words."""
         workers = self.workers()

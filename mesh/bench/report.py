@@ -91,7 +91,10 @@ class Row:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
-    """One run of one benchmark. `ran_on` tells engine, model, precision, commit and versions."""
+    """One run of one benchmark. `ran_on` tells engine, model, precision, commit and versions.
+
+    Not `whole`: a part of what was asked for has no rows but one that says why.
+    """
 
     bench: str
     date: str
@@ -99,12 +102,13 @@ class Report:
     command: str
     ran_on: dict[str, Any]
     rows: list[Row] = field(default_factory=list)
+    whole: bool = True
 
     @property
     def exit_code(self) -> int:
-        """2 if a row with a goal has no figure, else 1 if one misses its goal, else 0."""
+        """2 if a row with a goal has no figure or a part is missing, else 1 if one misses its goal, else 0."""
         verdicts = [row.met for row in self.rows if row.goal is not None]
-        if not self.rows or None in verdicts:
+        if not self.whole or not self.rows or None in verdicts:
             return NOT_MEASURED
         return ALL_MET if all(verdicts) else GOAL_MISSED
 

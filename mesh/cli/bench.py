@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from mesh.cli.bench_run import command_line, run
+from mesh.cli.bench_run import check_writable, command_line, run
 from mesh.cli.problem import Problem
 from mesh.models import DEFAULT_MODEL
 
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Measure a mesh, or Shoal beside its peers.")
 
 TLS_DIR = "SHOAL_TLS_DIR"
+ENGINE_PARTS = "interference,static,perplexity,start,curves,precision"
 
 Json = Annotated[Path | None, typer.Option("--json", help="Write the report to this file, as JSON; - is stdout.")]
 Markdown = Annotated[bool, typer.Option("--markdown", help="Print the table as Markdown, to paste.")]
@@ -192,6 +193,45 @@ def peers(
             peers=wanted,
             only=parts,
             tuning=Tuning(precision=precision, preset=preset),
+        )
+        return measure(plan, command_line())
+
+    run(measured, json, markdown=markdown, plot=plot)
+
+
+EngineParts = Annotated[str, typer.Option("--only", help="Which sections, comma-separated.")]
+Svg = Annotated[Path | None, typer.Option(help="Draw the curves to this SVG file.")]
+
+
+@app.command("engine")
+def engine(
+    model: MeshModel = DEFAULT_MODEL,
+    only: EngineParts = ENGINE_PARTS,
+    rounds: Rounds = 5,
+    precision: Precision = None,
+    preset: Preset = None,
+    svg: Svg = None,
+    json: Json = None,
+    markdown: Markdown = False,
+    plot: Plot = False,
+) -> None:
+    """One worker's engine: long prompts beside streams, static batching, quality, start, growth, precisions."""
+    parts = _names(only, ENGINE_PARTS.split(","), "--only")
+    if svg is not None and "curves" not in parts:
+        raise typer.BadParameter("only the curves are drawn: add curves to --only", param_hint="--svg")
+
+    def measured() -> "Report":
+        from mesh.bench.engine.plan import Curves, EnginePlan
+        from mesh.bench.engine.run import measure
+        from mesh.bench.tuning import Tuning
+
+        check_writable(svg)
+        plan = EnginePlan(
+            model=model,
+            only=parts,
+            rounds=rounds,
+            tuning=Tuning(precision=precision, preset=preset),
+            curves=Curves(svg=svg),
         )
         return measure(plan, command_line())
 

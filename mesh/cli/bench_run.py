@@ -29,7 +29,7 @@ def run(measure: Callable[[], "Report"], json: Path | None, *, markdown: bool, p
 
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # what was started is stopped then, too
     try:
-        _check_writable(json)
+        check_writable(json)
         report = measure()
     except (CannotMeasure, Problem) as reason:
         typer.secho(f"shoal bench: {reason}", fg="red", err=True)
@@ -41,13 +41,13 @@ def run(measure: Callable[[], "Report"], json: Path | None, *, markdown: bool, p
     raise typer.Exit(report.exit_code)
 
 
-def _check_writable(json: Path | None) -> None:
+def check_writable(file: Path | None) -> None:
     """Raise Problem for a report that could not be written, before it has taken its time to make."""
-    if json is None or str(json) == "-":
+    if file is None or str(file) == "-":
         return
-    folder = json.absolute().parent
-    if json.is_dir() or not os.access(json if json.exists() else folder, os.W_OK):
-        raise Problem(f"cannot write {json}", "name a file in a folder that is there and writable")
+    folder = file.absolute().parent
+    if file.is_dir() or not os.access(file if file.exists() else folder, os.W_OK):
+        raise Problem(f"cannot write {file}", "name a file in a folder that is there and writable")
 
 
 def _show(report: "Report", json: Path | None, *, markdown: bool, plot: bool) -> None:

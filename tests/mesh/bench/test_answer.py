@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mesh.bench.answer import Outcome, SseReader
+from mesh.bench.answer import Outcome, SseReader, text_of
 
 STREAM = (
     b": a comment\n\n"
@@ -89,3 +89,19 @@ def test_null_is_nothing_to_say():
 def test_an_event_without_end_is_not_collected_for_ever():
     outcome, _, _ = read([b"data: " + b"x" * (1 << 21)])
     assert outcome.error == "oversized event"
+
+
+def test_a_kept_stream_gives_its_text_whatever_the_reads_were_cut_into():
+    stream = (
+        b'data: {"choices":[{"text":"Par","finish_reason":null}]}\r\n\r\n: comment\n\n'
+        b'data: {"choices":[{"delta":{"content":"is"},"finish_reason":null}]}\n\n'
+        b'data: {"choices":[],"usage":{"completion_tokens":2}}\n\ndata: [DONE]\n\n'
+    )
+    outcome = Outcome.now()
+    outcome.raw = []
+    reader = SseReader(outcome, lambda gap: None)
+    for start in range(0, len(stream), 7):
+        reader.feed(stream[start : start + 7], 0.0)
+    assert text_of(outcome) == "Paris"
+    with pytest.raises(ValueError, match="not kept"):
+        text_of(Outcome.now())
