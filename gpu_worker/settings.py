@@ -51,6 +51,12 @@ class WorkerSettings(ColdFields):
     kv_share: float = Field(
         _DEFAULTS.kv_share, gt=0, lt=1, description="Share of the device's free memory for KV where kv_bytes is 0."
     )
+    swap_bytes: ByteSize = Field(
+        ByteSize(_DEFAULTS.swap_bytes),
+        ge=0,
+        description="Host memory for the KV of answers that gave way, so that they need not compute it again. "
+        "Taken as it is used. 0 = none.",
+    )
     preset: Literal["throughput", "latency", "mixed"] = Field(
         _DEFAULTS.preset, description="What the engine is tuned for; the table is in operations.md."
     )

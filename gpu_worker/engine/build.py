@@ -14,9 +14,11 @@ from gpu_worker.engine.preparing import Compiler
 from gpu_worker.engine.runner import Runner
 from gpu_worker.engine.schedule import Schedule
 from gpu_worker.engine.sequence import blocks_for
+from gpu_worker.engine.swap import HostBuffer
 from gpu_worker.engine.transfer import BlockStore
 from gpu_worker.engine.vitality import warm_up_plan
 from gpu_worker.models.errors import LoadError
+from mesh.blocks import BLOCK_TOKENS
 
 if TYPE_CHECKING:
     from gpu_worker.models.checkpoint import Progress
@@ -45,8 +47,12 @@ def assemble(
     """The engine around whatever runs its steps; `store` is the content of its blocks, if others can use it, `compiler`
     that of grammars, if the runner follows them.
     """
+    block_bytes = store.block_bytes if store is not None else config.simulated_kv_bytes_per_token * BLOCK_TOKENS
+    host = HostBuffer(config.swap_bytes, block_bytes, store)
     config = presets.settled(config)
-    schedule = Schedule(Holdings(BlockPool(info.total_blocks)), presets.pace(config), presets.batch_limit(config))
+    schedule = Schedule(
+        Holdings(BlockPool(info.total_blocks), host, store), presets.pace(config), presets.batch_limit(config)
+    )
     admission = Admission(
         config.max_waiting_tokens,
         config.max_waiting_sequences,

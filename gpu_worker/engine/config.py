@@ -14,6 +14,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     precision: Literal["fp32", "bf16"] = "fp32"
     kv_bytes: int = 0  # size of the KV pool; 0 = kv_share of the device's free memory
     kv_share: float = 0.25
+    swap_bytes: int = 256 << 20  # host memory for the KV of sequences that gave way; 0 = they compute it again
     preset: Literal["throughput", "latency", "mixed"] = "mixed"  # what 0 means in the next five (presets.py)
     context_tokens: int = 0  # upper limit of prompt + output; never more than the model's, nor than the pool holds
     max_sequences: int = 0  # choices that run in one step

@@ -61,6 +61,7 @@ class BatchingEngine:
         self._admission = admission
         self._clock = clock
         self._meters = Meters(schedule.full_step_tokens)
+        schedule.holdings.rates = self._meters
         self._times = StepTimes()
         self._computing_since_s: float | None = None  # while a step computes
         self._vitality = Vitality(info, runner, schedule.pool)
@@ -246,11 +247,14 @@ class BatchingEngine:
         """Post-process one piece: its blocks, its token, its end."""
         sequence = outcome.piece.sequence
         if outcome.error:
-            self.pool.disown(sequence.blocks)
+            self._schedule.holdings.condemn(sequence)
             return self._finish(Ending(sequence, Reason.ERROR, sequence.output_tokens, message=outcome.error))
         sequence.advance(outcome.piece.count)
         self._publish(outcome.piece)
-        return self._take(sequence, outcome.sampled) if outcome.sampled is not None else []
+        if outcome.sampled is None:
+            return []
+        self._schedule.holdings.prove(sequence)
+        return self._take(sequence, outcome.sampled)
 
     def _publish(self, piece: Piece) -> None:
         """The blocks that the piece has filled can be found from now on."""

@@ -8,9 +8,8 @@
     3. Waiting sequences start, strictly in order of arrival, while a slot, budget and blocks for all their known ids
        are there. A choice waits until no sibling computes their common prompt; it then finds that in the prefix cache.
 
-When a sequence needs a block and every one is used, the youngest running sequence loses its KV and waits again (its
-full blocks stay cached, so coming back is often cheap). The oldest is never the victim of another and any single
-sequence fits the pool, so the oldest always advances: no livelock.
+When a sequence needs a block and every one is used, some running sequence gives way and waits again (preemption.py).
+The oldest is never the victim of another and any single sequence fits the pool, so the oldest always advances.
 """
 
 from bisect import insort
@@ -22,6 +21,7 @@ from gpu_worker.engine.costs import Shape
 from gpu_worker.engine.holdings import Holdings
 from gpu_worker.engine.pacing import Budget, Pace, Streams
 from gpu_worker.engine.policy import Limits
+from gpu_worker.engine.preemption import Preemption
 from gpu_worker.engine.sequence import Piece, Request, Sequence
 
 
@@ -30,6 +30,7 @@ class Schedule:
 
     def __init__(self, holdings: Holdings, pace: Pace, batch: BatchLimit) -> None:
         self.holdings = holdings
+        self.preemption = Preemption(holdings)
         self.pool = holdings.pool
         self.full_step_tokens = pace.goals.most_tokens
         self.limits = Limits(batch.limit)
@@ -37,8 +38,12 @@ class Schedule:
         self._batch = batch
         self.waiting: list[Sequence] = []  # by order
         self.running: list[Sequence] = []  # by order
-        self.preemptions = 0
         self._preempted_before = 0  # as the step being planned began
+
+    @property
+    def preemptions(self) -> int:
+        """How often some sequence gave way."""
+        return self.preemption.recomputed + self.preemption.swapped
 
     def add(self, sequence: Sequence) -> None:
         insort(self.waiting, sequence, key=_order)
@@ -47,22 +52,21 @@ class Schedule:
         """Take a sequence out, wherever it is, and release its blocks."""
         if sequence in self.running:
             self.running.remove(sequence)
-            self.holdings.release(sequence)
         elif sequence in self.waiting:
             self.waiting.remove(sequence)
+        self.holdings.release(sequence)
 
     def plan_step(self) -> tuple[list[Piece], list[int]]:
         """This step's work, blocks included, and the blocks among them that are new and need clearing."""
-        self.holdings.fresh = []
         self._preempted_before = self.preemptions
         pieces: list[Piece] = []
         for sequence in [one for one in self.running if one.uncomputed == 1]:
             pieces += self._piece(sequence, 1)
         pieces += self._plan_prefills(self._budget(pieces))
         if self._all_stayed():
-            return pieces, self.holdings.fresh
+            return pieces, self.holdings.take_fresh()
         held = set(map(id, self.running))  # growth has preempted a sequence, which may have had its piece already
-        return [piece for piece in pieces if id(piece.sequence) in held], self.holdings.fresh
+        return [piece for piece in pieces if id(piece.sequence) in held], self.holdings.take_fresh()
 
     def note(self, pieces: Many[Piece], duration_s: float, now_s: float) -> None:
         """The step that computed these took so long."""
@@ -131,17 +135,17 @@ class Schedule:
         insort(self.running, sequence, key=_order)
 
     def _grow(self, sequence: Sequence, count: int) -> bool:
-        """Blocks for `count` more tokens, taken from the youngest if need be; False if that was the sequence itself."""
+        """Blocks for `count` more tokens, taken from others if need be; False if the sequence itself gave way."""
         while not self.holdings.grow(sequence, count):
             if self._preempt() is sequence:
                 return False
         return True
 
     def _preempt(self) -> Sequence:
-        victim = self.running[-1]
-        self.remove(victim)
+        victim = self.preemption.victim(self.running)
+        self.running.remove(victim)
+        self.preemption.set_back(victim)
         self.add(victim)
-        self.preemptions += 1
         return victim
 
 
@@ -149,6 +153,6 @@ _order = attrgetter("order")
 
 
 def _sibling_prefills(request: Request) -> bool:
-    """Whether a choice of the same request computes the prompt they share right now."""
+    """Whether a choice of the same request computes the prompt they share right now, but for its last token."""
     prompt = len(request.plan.prompt_ids)
-    return any(one.blocks and one.computed < prompt for one in request.sequences)
+    return any(one.blocks and one.computed < prompt - 1 for one in request.sequences)

@@ -21,6 +21,9 @@ class BlockStore(Protocol):
     def write_block(self, block: int, payload: bytes | bytearray | memoryview) -> None:
         """Replace a block by `payload` of block_bytes."""
 
+    def copy_block(self, source: int, target: int) -> None:
+        """Make a block equal to another, byte for byte, on the device."""
+
 
 class Transfer:
     """Moves blocks by their chain keys. `store` None = the content is nothing that another engine could use."""

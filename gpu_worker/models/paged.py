@@ -100,6 +100,10 @@ class PagedKv:
         if host is not row:
             row.copy_(host)
 
+    def copy_block(self, source: int, target: int) -> None:
+        """Make a block equal to another, byte for byte, without leaving the device."""
+        self._bytes[target].copy_(self._bytes[source])
+
     def clear(self, blocks: list[int]) -> None:
         """Zero whole blocks before a sequence gets them.
 
