@@ -10,11 +10,11 @@ import sys
 import tempfile
 import threading
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import IO, Any
 
 from mesh.bench.local_mesh import stop
-from mesh.bench.progress import Bar, bar
+from mesh.bench.progress import bar
 from mesh.bench.report import CannotMeasure
 from mesh.child import end_with_parent
 
@@ -25,22 +25,24 @@ STOP_S = 5.0
 
 def run(task: str, env: Mapping[str, str], request: Mapping[str, Any] | None = None, words: str = "") -> dict[str, Any]:
     """The task's result under these variables, a bar shown meanwhile if it has `words`. Raises CannotMeasure."""
-    with _process(task, env) as (process, errors):
-        with bar(words, None) as shown:
-            assert process.stdin is not None
-            assert process.stdout is not None
-            try:
-                process.stdin.write(json.dumps(request or {}))
-                process.stdin.close()
-            except BrokenPipeError:
-                raise CannotMeasure(f"{task}: it ended at once: {_last_line(errors)}") from None
-            for line in process.stdout:
-                said: dict[str, Any] = json.loads(line)
-                if "result" in said:
-                    return dict(said["result"])
-                if "error" in said:
-                    raise CannotMeasure(str(said["error"]))
-                _show(shown, said, words)
+    with ExitStack() as stack:
+        process, errors = stack.enter_context(_process(task, env))
+        shown = stack.enter_context(bar(words, None)) if words else None
+        assert process.stdin is not None
+        assert process.stdout is not None
+        try:
+            process.stdin.write(json.dumps(request or {}))
+            process.stdin.close()
+        except BrokenPipeError:
+            raise CannotMeasure(f"{task}: it ended at once: {_last_line(errors)}") from None
+        for line in process.stdout:
+            said: dict[str, Any] = json.loads(line)
+            if "result" in said:
+                return dict(said["result"])
+            if "error" in said:
+                raise CannotMeasure(str(said["error"]))
+            if shown is not None:
+                shown.say(f"{words}: {said['what']}, {said['done']} of {said['total']}")
         raise CannotMeasure(f"{task}: it gave no result: {_last_line(errors)}")
 
 
@@ -68,11 +70,6 @@ def _process(task: str, env: Mapping[str, str]) -> Iterator[tuple["subprocess.Po
             for pipe in (process.stdin, process.stdout):
                 if pipe is not None and not pipe.closed:
                     pipe.close()
-
-
-def _show(shown: Bar, said: Mapping[str, Any], words: str) -> None:
-    if words:
-        shown.say(f"{words}: {said['what']}, {said['done']} of {said['total']}")
 
 
 def _last_line(errors: IO[bytes]) -> str:

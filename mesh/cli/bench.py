@@ -233,7 +233,10 @@ def engine(
             tuning=Tuning(precision=precision, preset=preset),
             curves=Curves(svg=svg),
         )
-        return measure(plan, command_line())
+        report = measure(plan, command_line())
+        if svg is not None and svg.exists():
+            typer.echo(f"drawn: {svg}", err=True)
+        return report
 
     run(measured, json, markdown=markdown, plot=plot)
 
