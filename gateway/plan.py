@@ -67,6 +67,7 @@ def features_of(request: Request, *, resumed: bool = False) -> tuple[str, ...]:
         "seed": sampling.temperature > 0,  # drawn if not given: the same on every attempt
         "stop_choices": bool(request.stop),
         "stop_token_ids": bool(sampling.stop_token_ids),
+        "structure": sampling.structure is not None,
     }
     return tuple(name for name, needed in depends.items() if needed)
 

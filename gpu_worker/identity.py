@@ -19,6 +19,7 @@ FEATURES = (
     "seed",
     "stop_choices",
     "stop_token_ids",
+    "structure",
 )
 
 

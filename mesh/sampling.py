@@ -84,7 +84,7 @@ class Sampling:
             if not text or len(text) > MAX_STRUCTURE_BYTES or len(text.encode()) > MAX_STRUCTURE_BYTES:
                 raise InvalidRequest(f"{name} must have 1 to {MAX_STRUCTURE_BYTES} bytes", field=name)
             if self.ignore_eos:
-                raise InvalidRequest(f"an answer with a {name} ends where that ends", field="ignore_eos")
+                raise InvalidRequest(f"ignore_eos: an answer with a {name} ends where that ends", field="ignore_eos")
         if self.json_schema is not None:
             _check_schema(self.json_schema)
 

@@ -111,7 +111,7 @@ class _Exchange:
                     await writer.write(event)
             self.outcome = "ok"
         except ShoalError as error:
-            await self._fail(error)
+            await self._fail(body.named(error))
 
     def _writer(self, body: AnyBody, request: Request) -> Writer:
         form = self._endpoint.form()

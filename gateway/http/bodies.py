@@ -9,8 +9,9 @@ from typing import Any
 
 import msgspec
 
+from gateway.http.structures import ResponseFormat, StructuredOutputs, Wanted, wanted_of
 from gateway.request import Asked, Route
-from mesh.errors import InvalidRequest
+from mesh.errors import InvalidRequest, ShoalError
 from mesh.sampling import Sampling
 
 REQUEST_ID_HEADER = "x-request-id"
@@ -36,6 +37,9 @@ class Body(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
     logit_bias: dict[int, float] | None = None
+    response_format: ResponseFormat | None = None
+    # vLLM's.
+    structured_outputs: StructuredOutputs | None = None
     # Ours.
     top_k: int | None = None
     min_p: float | None = None
@@ -65,9 +69,20 @@ class Body(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     def sampling(self, top_logprobs: int | None) -> Sampling:
         """What of the sampling was given; max_tokens is decided later."""
         given = {name: value for name in _SAMPLING if (value := getattr(self, name)) is not None}
+        if (wanted := self.wanted()) is not None:
+            given[wanted.structure] = wanted.text
         return Sampling(
             max_tokens=0, top_logprobs=top_logprobs, stop_token_ids=tuple(self.stop_token_ids or ()), **given
         )
+
+    def wanted(self) -> Wanted | None:
+        """The structure that the answer must have. Raises InvalidRequest."""
+        return wanted_of(self.response_format, self.structured_outputs)
+
+    def named(self, error: ShoalError) -> ShoalError:
+        """The error with this body's own name of the field that is wrong."""
+        wanted = self.wanted() if isinstance(error, InvalidRequest) else None
+        return error if wanted is None else wanted.named(error)
 
     def stops(self) -> list[str]:
         return [self.stop] if isinstance(self.stop, str) else self.stop or []
@@ -90,14 +105,13 @@ class ChatBody(Body, forbid_unknown_fields=True, kw_only=True):
     max_completion_tokens: int | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = None
-    response_format: Any = None
     tools: Any = None
     tool_choice: Any = None
     parallel_tool_calls: Any = None  # ignored: how many calls a model makes is its own affair
 
     def asked(self, client_request_id: str) -> Asked:
         self.check_stream()
-        self._check_format()
+        self._check_tool_choice()
         return Asked(
             route=Route.CHAT,
             model=self.model,
@@ -130,12 +144,7 @@ class ChatBody(Body, forbid_unknown_fields=True, kw_only=True):
             raise InvalidRequest("top_logprobs needs logprobs: true", field="top_logprobs")
         return None
 
-    def _check_format(self) -> None:
-        if self.response_format not in (None, {"type": "text"}):
-            raise InvalidRequest(
-                "response_format must be {'type': 'text'}: structured output is not supported yet",
-                field="response_format",
-            )
+    def _check_tool_choice(self) -> None:
         if self.tool_choice not in (None, "auto", "none"):
             raise InvalidRequest("tool_choice must be 'auto' or 'none'", field="tool_choice")
 

@@ -21,6 +21,9 @@ ASKED = [
     ({"repetition_penalty": 1, "presence_penalty": 0, "top_p": 0.5, "top_k": 3, "ignore_eos": True}, set()),
     ({"stop": "x"}, {"stop_choices"}),
     ({"stop_token_ids": [7]}, {"stop_token_ids"}),
+    ({"response_format": {"type": "text"}}, set()),
+    ({"response_format": {"type": "json_object"}}, {"structure"}),
+    ({"structured_outputs": {"regex": "a+"}}, {"structure"}),
 ]
 
 
