@@ -1,9 +1,9 @@
 """The one place where asyncio meets the engine process: starts it, talks to it, and routes what it says.
 
-Two threads do the blocking reads and writes of the connection, so neither a stopped engine nor a large message holds
-the event loop; blocks of KV go by a socket of their own (cold/exchange.py). The process's end is the one failure there
-is: every open stream then ends with Unavailable without a cause, which sends its request to another worker, and `lost`
-is set.
+Reports are read and commands written on the event loop itself (link.py), without waiting, so a stopped engine holds
+nothing up; blocks of KV go by a socket of their own (cold/exchange.py). The process's end is the one failure there is:
+every open stream then ends with Unavailable without a cause, which sends its request to another worker, and `lost` is
+set.
 """
 
 import asyncio
@@ -12,15 +12,14 @@ import multiprocessing
 import socket
 import time
 from collections.abc import AsyncIterator, Callable
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from multiprocessing.connection import Connection
 from multiprocessing.context import SpawnProcess
 
 from gpu_worker.engine import messages, process
 from gpu_worker.engine.api import EngineInfo, EngineLoad, Plan, StepResult
 from gpu_worker.engine.config import EngineConfig
+from gpu_worker.link import EngineLink, linked
 from gpu_worker.pulse import Pulse
 from gpu_worker.streams import EventStream
 from mesh.errors import AlreadyExists, Superseded, Unavailable
@@ -45,16 +44,13 @@ class Listeners:
 class Bridge:
     """The engine, as the event loop sees it. Made by `engine_process`."""
 
-    def __init__(
-        self, connection: Connection, blocks: socket.socket, child: SpawnProcess, pulse: Pulse, listeners: Listeners
-    ) -> None:
+    def __init__(self, blocks: socket.socket, child: SpawnProcess, pulse: Pulse, listeners: Listeners) -> None:
         self.blocks = blocks  # for cold.exchange.Exchange
         self.info: EngineInfo | None = None
         self.load: EngineLoad | None = None
         self.lost = asyncio.Event()
         self.unusable = False  # lost, and a fresh process would be, too: its model cannot be served
         self.pulse = pulse
-        self._connection = connection
         self._child = child
         self._listeners = listeners
         self._ready = asyncio.Event()  # set by the first step after Ready, or by the loss
@@ -166,34 +162,20 @@ class Bridge:
             self._child.kill()
             await asyncio.wait([reader])
 
-    async def read(self) -> None:
+    async def read(self, link: EngineLink) -> None:
         """Until the process ends."""
-        loop = asyncio.get_running_loop()
-        with ThreadPoolExecutor(1, thread_name_prefix="engine-reader") as thread:
-            while (report := await loop.run_in_executor(thread, self._receive)) is not None:
-                self._hear(report)
-            await loop.run_in_executor(thread, self._child.join, SHUTDOWN_S)
+        await link.ended()
+        await asyncio.to_thread(self._child.join, SHUTDOWN_S)
         self._lose()
 
-    async def write(self) -> None:
+    async def write(self, link: EngineLink) -> None:
         """Until cancelled."""
-        loop = asyncio.get_running_loop()
-        with ThreadPoolExecutor(1, thread_name_prefix="engine-writer") as thread:
-            while True:
-                command = await self._commands.get()
-                await loop.run_in_executor(thread, self._transmit, command)
+        while True:
+            await link.send(messages.encode(await self._commands.get()))
 
-    def _receive(self) -> messages.Report | None:
-        try:
-            return messages.decode_report(self._connection.recv_bytes())
-        except (EOFError, OSError):
-            return None
-
-    def _transmit(self, command: messages.Command) -> None:
-        try:
-            self._connection.send_bytes(messages.encode(command))
-        except OSError:
-            log.debug("the engine is gone; the reader tells")
+    def hear(self, frame: bytes) -> None:
+        """What the engine says, as it comes."""
+        self._hear(messages.decode_report(frame))
 
     def _hear(self, report: messages.Report) -> None:
         match report:
@@ -243,20 +225,19 @@ class Bridge:
 async def engine_process(config: EngineConfig, pulse: Pulse, listeners: Listeners) -> AsyncIterator[Bridge]:
     """Start the engine's process and end it with the block."""
     context = multiprocessing.get_context("spawn")
-    ours, theirs = context.Pipe()
+    ours, theirs = socket.socketpair()
     our_blocks, their_blocks = socket.socketpair()
     child = context.Process(target=process.run, args=(theirs, config, their_blocks), name="shoal-engine", daemon=True)
     child.start()
     theirs.close()  # so that the end of the process is the end of the connection
     their_blocks.close()
-    bridge = Bridge(ours, our_blocks, child, pulse, listeners)
-    async with asyncio.TaskGroup() as tasks:
-        reader = tasks.create_task(bridge.read())
-        writer = tasks.create_task(bridge.write())
+    bridge = Bridge(our_blocks, child, pulse, listeners)
+    async with linked(ours, bridge.hear) as link, asyncio.TaskGroup() as tasks:
+        reader = tasks.create_task(bridge.read(link))
+        writer = tasks.create_task(bridge.write(link))
         try:
             yield bridge
         finally:
             await bridge.shut_down(reader)
             writer.cancel()
-    ours.close()
     our_blocks.close()

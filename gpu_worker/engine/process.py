@@ -8,12 +8,13 @@ waits too, and nothing piles up. The worker must therefore never stop reading in
 import logging
 import signal
 import socket
-from multiprocessing.connection import Connection, wait
+from multiprocessing.connection import wait
 
 from gpu_worker.engine.api import Engine
 from gpu_worker.engine.build import build_engine, warm_up
 from gpu_worker.engine.bulk import FLOOR_S, IDLE_S, LINGER_S, STEP_SHARE, BulkPort, carry
 from gpu_worker.engine.config import EngineConfig
+from gpu_worker.engine.frames import FramePort
 from gpu_worker.engine.messages import (
     Abort,
     BlockKeys,
@@ -42,16 +43,16 @@ LOADING_STEP = 0.02  # report loading no more finely than this
 PREPARING_S = 0.02  # without work, look so often whether a grammar has come
 
 
-def run(conn: Connection, config: EngineConfig, bulk: socket.socket | None = None) -> None:
+def run(end: socket.socket, config: EngineConfig, bulk: socket.socket | None = None) -> None:
     """Load, prove, serve until Shutdown or the worker's end. The target of a spawned process."""
     for number in (signal.SIGINT, signal.SIGTERM):  # they may reach the whole group; the worker decides when we stop
         signal.signal(number, signal.SIG_IGN)
     try:
-        _run(_Port(conn, bulk), config)
+        _run(_Port(end, bulk), config)
     except (EOFError, BrokenPipeError, ConnectionResetError):
         log.info("the worker is gone")
     finally:
-        conn.close()
+        end.close()
         if bulk is not None:
             bulk.close()
 
@@ -127,23 +128,25 @@ def obey(engine: Engine, command: Command, port: "_Port") -> None:
 class _Port:
     """Messages over a connection, with the blocks' port beside it; EOFError when the worker has gone."""
 
-    def __init__(self, conn: Connection, bulk: socket.socket | None = None) -> None:
+    def __init__(self, end: socket.socket, bulk: socket.socket | None = None) -> None:
         self.bulk = BulkPort(bulk) if bulk is not None else None
-        self._conn = conn
+        self._frames = FramePort(end)
         self._reported = -1.0
 
     def wait(self, within_s: float | None) -> None:
         """Until there is something to do (a command, or a block), or the time is up."""
-        wait([self._conn] if self.bulk is None else [self._conn, self.bulk.fileno()], within_s)
+        if not self._frames.holds:
+            ends = [self._frames.fileno()] if self.bulk is None else [self._frames.fileno(), self.bulk.fileno()]
+            wait(ends, within_s)
 
     def pending(self) -> bool:
-        return self._conn.poll()
+        return self._frames.pending()
 
     def receive(self) -> Command:
-        return decode_command(self._conn.recv_bytes())
+        return decode_command(self._frames.receive())
 
     def send(self, report: Report) -> None:
-        self._conn.send_bytes(encode(report))
+        self._frames.send(encode(report))
 
     def report_loading(self, fraction: float, what: str) -> None:
         if fraction - self._reported >= LOADING_STEP:

@@ -1,15 +1,16 @@
 """The engine as a process of its own: it proves itself, obeys between steps, and leaves when the worker is gone."""
 
 import multiprocessing
+import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
-from multiprocessing.connection import Connection
 
 import pytest
 
 from gpu_worker.engine import process
 from gpu_worker.engine.api import FinishedEvent, Reason, TokensEvent
 from gpu_worker.engine.config import EngineConfig
+from gpu_worker.engine.frames import FramePort
 from gpu_worker.engine.messages import (
     Abort,
     BlockKeys,
@@ -32,12 +33,12 @@ from mesh.errors import InvalidRequest
 WAIT_S = 60.0
 
 
-def receive(conn: Connection) -> Report:
-    assert conn.poll(WAIT_S), "the engine process says nothing"
-    return decode_report(conn.recv_bytes())
+def receive(conn: FramePort) -> Report:
+    assert conn.pending(WAIT_S), "the engine process says nothing"
+    return decode_report(conn.receive())
 
 
-def receive_until(conn: Connection, kind: type) -> list[Report]:
+def receive_until(conn: FramePort, kind: type) -> list[Report]:
     reports = [receive(conn)]
     while not isinstance(reports[-1], kind):
         assert not isinstance(reports[-1], Fatal), reports[-1]
@@ -45,7 +46,7 @@ def receive_until(conn: Connection, kind: type) -> list[Report]:
     return reports
 
 
-def ends(conn: Connection, count: int) -> dict[str, FinishedEvent]:
+def ends(conn: FramePort, count: int) -> dict[str, FinishedEvent]:
     found: dict[str, FinishedEvent] = {}
     while len(found) < count:
         report = receive(conn)
@@ -55,16 +56,17 @@ def ends(conn: Connection, count: int) -> dict[str, FinishedEvent]:
 
 
 @contextmanager
-def started(config: EngineConfig) -> Iterator[Connection]:
+def started(config: EngineConfig) -> Iterator[FramePort]:
     context = multiprocessing.get_context("spawn")
-    ours, theirs = context.Pipe()
+    ours, theirs = socket.socketpair()
     child = context.Process(target=process.run, args=(theirs, config))
     child.start()
     theirs.close()
+    port = FramePort(ours)
     try:
-        yield ours
+        yield port
     finally:
-        ours.close()
+        port.close()
         child.join(WAIT_S)
         assert child.exitcode == 0
 
@@ -75,24 +77,24 @@ def config(tiny_folder) -> EngineConfig:
 
 
 @pytest.fixture(scope="module")
-def engine(config) -> Iterator[Connection]:
+def engine(config) -> Iterator[FramePort]:
     """One process for the tests that leave it idle; it ends by Shutdown."""
     with started(config) as conn:
         reports = receive_until(conn, Ready)
         assert all(isinstance(report, Loading) for report in reports[:-1])
         assert [report.fraction for report in reports[:-1]] == sorted(report.fraction for report in reports[:-1])
         yield conn
-        conn.send_bytes(encode(Shutdown()))
-        while conn.poll(WAIT_S):  # until it has closed its end
+        conn.send(encode(Shutdown()))
+        while conn.pending(WAIT_S):  # until it has closed its end
             try:
-                conn.recv_bytes()
+                conn.receive()
             except EOFError:
                 break
 
 
-def send(conn: Connection, *commands) -> None:
+def send(conn: FramePort, *commands) -> None:
     for command in commands:
-        conn.send_bytes(encode(command))
+        conn.send(encode(command))
 
 
 def test_it_answers_as_the_engine_in_process(engine, lab):
