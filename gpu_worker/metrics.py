@@ -28,6 +28,9 @@ class WorkerMetrics:
         self._sequences = gauge("sequences", "Choices that run in steps or wait for a place.", ("state",))
         self._blocks = gauge("blocks", "KV blocks: free + cached + used = total.", ("state",))
         self._queued = gauge("queued_prefill_tokens", "Prompt tokens accepted and not yet computed.")
+        self._batch_limit = gauge("batch_limit", "Choices that may run at once; it follows the load.")
+        self._prompt_budget = gauge("prompt_budget_tokens", "Prompt tokens that the last step could compute at most.")
+        self._prompt_budget_s = gauge("prompt_budget_seconds", "Time that the last step could spend on prompts.")
         self._simulated = gauge(
             "simulated", "1 where a timing model stands in for the engine: its figures are no measurements."
         )
@@ -50,7 +53,10 @@ class WorkerMetrics:
 
     def loaded(self, info: EngineInfo) -> None:
         """The engine is there; what it is does not change."""
-        facts = {name: str(getattr(info, name)) for name in ("model", "architecture", "precision", "device")}
+        facts = {
+            name: str(getattr(info, name))
+            for name in ("model", "architecture", "precision", "device", "preset", "policy")
+        }
         facts["simulated"] = str(info.simulated).lower()
         Info("shoal_worker", "What the engine runs, and on what.", registry=self._registry).info(facts)
         self._simulated.set(info.simulated)
@@ -83,6 +89,9 @@ class WorkerMetrics:
         self._preemptions.inc(max(0, load.preemptions - self._preempted))
         self._preempted = load.preemptions
         self._queued.set(load.queued_prefill_tokens)
+        self._batch_limit.set(load.batch_limit)
+        self._prompt_budget.set(load.prompt_budget_tokens)
+        self._prompt_budget_s.set(load.prompt_budget_ms / 1000)
         self._sequences.labels("running").set(load.running_sequences)
         self._sequences.labels("waiting").set(load.waiting_sequences)
         self._blocks.labels("free").set(load.free_blocks)

@@ -109,6 +109,8 @@ class Worker:
         self._metrics.loaded(info)
         if info.simulated:
             log.warning("the engine is SIMULATED: it computes nothing", extra={"fields": {"event": "simulated"}})
+        if info.policy == "static":
+            log.warning("the policy is STATIC: a baseline to measure against", extra={"fields": {"event": "static"}})
 
         async def tell(well: bool) -> None:
             await server.set_serving(well)

@@ -21,8 +21,8 @@ Made by `tools/metrics.py` from what the services register; do not edit.
 
 Prometheus text: the gateway's on its HTTP port (`/metrics`, while no API keys are asked for) and on its metrics port,
 those of the other services on theirs (`SHOAL_<SERVICE>_METRICS_PORT`). A name's end tells the unit: `_seconds`,
-`_total` for counts that only grow. `shoal_worker_info` tells a worker's model, architecture, precision, device and
-whether it is simulated. Every process tells its own CPU time and memory too (`process_cpu_seconds_total`,
+`_total` for counts that only grow. `shoal_worker_info` tells a worker's model, architecture, precision, device, preset,
+policy and whether it is simulated. Every process tells its own CPU time and memory too (`process_cpu_seconds_total`,
 `process_resident_memory_bytes`; a worker's are without those of its engine, a process of its own).
 
 | metric | kind | labels | meaning |

@@ -126,6 +126,9 @@ class EngineLoad(msgspec.Struct, frozen=True, kw_only=True):
     median_step_ms: float
     preemptions: int
     running: list[tuple[str, int]]  # (request_id, attempt) of all that runs or waits
+    batch_limit: int = 0  # choices that may run
+    prompt_budget_tokens: int = 0  # what the last step could spend on prompts
+    prompt_budget_ms: float = 0.0
     computed: dict[str, int] = {}  # request_id -> prompt + emitted tokens whose KV is ready
 
 
@@ -178,6 +181,8 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     max_sequences: int
     device: str
     simulated: bool = False
+    preset: str = "mixed"  # presets.py
+    policy: str = "continuous"  # static = the naive baseline
 
 
 class Engine(Protocol):

@@ -3,6 +3,8 @@
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from gpu_worker.engine import presets
 from gpu_worker.engine.admission import Admission
 from gpu_worker.engine.api import Engine, EngineInfo
@@ -14,6 +16,7 @@ from gpu_worker.engine.preparing import Compiler
 from gpu_worker.engine.runner import Runner
 from gpu_worker.engine.schedule import Schedule
 from gpu_worker.engine.sequence import blocks_for
+from gpu_worker.engine.static_policy import PaddedRunner, StaticPolicy, UnsharedPool
 from gpu_worker.engine.swap import HostBuffer
 from gpu_worker.engine.transfer import BlockStore
 from gpu_worker.engine.vitality import warm_up_plan
@@ -50,9 +53,8 @@ def assemble(
     block_bytes = store.block_bytes if store is not None else config.simulated_kv_bytes_per_token * BLOCK_TOKENS
     host = HostBuffer(config.swap_bytes, block_bytes, store)
     config = presets.settled(config)
-    schedule = Schedule(
-        Holdings(BlockPool(info.total_blocks), host, store), presets.pace(config), presets.batch_limit(config)
-    )
+    info = msgspec.structs.replace(info, preset=config.preset, policy=config.policy)
+    pace = presets.pace(config)
     admission = Admission(
         config.max_waiting_tokens,
         config.max_waiting_sequences,
@@ -61,6 +63,10 @@ def assemble(
         config.max_sequences,
         config.kv_promised,
     )
+    if config.policy == "static":
+        policy = StaticPolicy(Holdings(UnsharedPool(info.total_blocks), host), pace, info.context_tokens)
+        return BatchingEngine(info, PaddedRunner(runner, policy), policy, admission, compiler=compiler)
+    schedule = Schedule(Holdings(BlockPool(info.total_blocks), host, store), pace, presets.batch_limit(config))
     return BatchingEngine(info, runner, schedule, admission, store, compiler=compiler)
 
 

@@ -29,6 +29,9 @@ def load_of(schedule: Policy, meters: Meters, requests: Mapping[str, Request]) -
         decode_tokens_per_s=meters.decode_tokens_per_s,
         median_step_ms=meters.median_step_ms,
         preemptions=schedule.preemptions,
+        batch_limit=schedule.limits.sequences,
+        prompt_budget_tokens=schedule.limits.prompt_tokens,
+        prompt_budget_ms=schedule.limits.prompt_ms,
         running=[request.identity for request in requests.values()],
         computed={key: max([one.computed for one in r.sequences]) for key, r in requests.items()},
     )
