@@ -31,7 +31,7 @@ async def test_a_step_counts_prompt_recomputed_and_cached_tokens_apart() -> None
 
 async def test_metrics_say_what_the_engine_is(rig: Any) -> None:
     facts = {"model": "tiny", "architecture": "LlamaForCausalLM", "precision": "fp32", "device": "cpu"}
-    assert rig.sample("info", **facts, simulated="false") == 1
+    assert rig.sample("info", **facts, preset="mixed", policy="continuous", simulated="false") == 1
     assert rig.sample("simulated") == 0
 
 
