@@ -95,8 +95,7 @@ def running(plan: MeshPlan, env: dict[str, str] | None = None) -> Iterator[Local
         raise CannotMeasure(error.message) from None
     with tempfile.TemporaryDirectory(prefix="shoal-bench-") as name:
         home = Path(name)
-        (home / "models").mkdir()
-        (home / "models" / folder.name).symlink_to(folder.path)
+        _share(home, folder)
         supervisor = _start(plan, home, env or {})
         try:
             mesh = LocalMesh(home, supervisor)
@@ -105,6 +104,15 @@ def running(plan: MeshPlan, env: dict[str, str] | None = None) -> Iterator[Local
             yield mesh
         finally:
             stop(supervisor)
+
+
+def _share(home: Path, folder: models.ModelFolder) -> None:
+    """What the mesh has of this user's own home: the model, and kernels that were built on this machine or now are."""
+    (home / "models").mkdir()
+    (home / "models" / folder.name).symlink_to(folder.path)
+    kernels = models.cache_dir() / "kernels"
+    kernels.mkdir(parents=True, exist_ok=True)
+    (home / "kernels").symlink_to(kernels)
 
 
 def _start(plan: MeshPlan, home: Path, env: dict[str, str]) -> "subprocess.Popen[bytes]":
