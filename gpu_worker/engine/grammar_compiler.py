@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     import xgrammar
 
 LIMIT_S = 5.0  # for compiling and trying one text
-START_S = 60.0  # for the process to come up
 REMEMBERED = 128  # texts, the refused ones included
 MOST_WAITING = 64
 
@@ -57,7 +56,7 @@ class GrammarCompiler:
         if not self._setup.end_ids:
             raise InvalidRequest("this model has no token that could end a structured answer", field=key[0])
         future = self._known.get(key)
-        if future is None or future.cancelled():
+        if future is None or _spent(future):
             future = self._begin(key)
         self._known.move_to_end(key)
         return future
@@ -104,6 +103,11 @@ class GrammarCompiler:
         press.close()
 
 
+def _spent(future: "Future[Grammar]") -> bool:
+    """Whether it tells nothing of its text: it was called off, or the fault was ours."""
+    return future.cancelled() or (future.done() and isinstance(future.exception(), Internal))
+
+
 class _Press:
     """The compiler's process, as its thread sees it."""
 
@@ -111,6 +115,7 @@ class _Press:
         self._setup = setup
         self._child: subprocess.Popen[bytes] | None = None
         self._port: Connection | None = None
+        self._starting = False
         self._info: xgrammar.TokenizerInfo | None = None
 
     def grammar(self, key: Key) -> Grammar:
@@ -118,29 +123,42 @@ class _Press:
         import xgrammar
 
         structure, text = key
-        if self._port is None or self._info is None:
-            self._port = self._start()
+        if self._info is None:
             self._info = tokenizer_info(Path(self._setup.tokenizer), self._setup.vocab_size, self._setup.end_ids)
+        port = self._awake()
         try:
-            self._port.send_bytes(msgspec.msgpack.encode(grammar_process.Job(structure, text)))
-            compiled = msgspec.msgpack.decode(self._port.recv_bytes(), type=grammar_process.Compiled)
+            port.send_bytes(msgspec.msgpack.encode(grammar_process.Job(structure, text)))
+            compiled = msgspec.msgpack.decode(port.recv_bytes(), type=grammar_process.Compiled)
         except (EOFError, OSError):
             log.warning("compiling a %s of %d characters ended its process", structure, len(text))
-            self.close()
+            self._start()  # for the next one
             compiled = grammar_process.Compiled(error="it takes too much time or memory to compile")
         if compiled.error:
             raise InvalidRequest(f"{structure} cannot be used: {compiled.error}", field=structure)
         native = xgrammar.CompiledGrammar.deserialize_json(compiled.serialized, self._info)
         return Grammar(native, self._setup.vocab_size)
 
+    def _awake(self) -> Connection:
+        """The port of a process that is up. Raises Internal if none comes up."""
+        port = self._port or self._start()
+        if self._starting:
+            try:
+                port.recv_bytes()
+            except (EOFError, OSError):
+                self.close()
+                raise Internal("the process that compiles grammars does not start") from None
+            self._starting = False
+        return port
+
     def _start(self) -> Connection:
+        """A fresh process. It takes seconds to come up; it then says so."""
+        self.close()
         ours, theirs = Pipe()
         command = [sys.executable, "-m", grammar_process.__name__, str(theirs.fileno())]
         self._child = subprocess.Popen(command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL)
         theirs.close()
         ours.send_bytes(msgspec.msgpack.encode(self._setup))
-        if ours.poll(START_S):
-            ours.recv_bytes()
+        self._port, self._starting = ours, True
         return ours
 
     def close(self) -> None:

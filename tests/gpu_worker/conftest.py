@@ -64,13 +64,20 @@ def _weights() -> dict[str, torch.Tensor]:
     return weights | {name: torch.ones(hidden) for name in norms}
 
 
+def _tokenizer() -> dict[str, Any]:
+    """Token 0 ends an answer, 1 to 95 are printable ASCII, the others characters that nobody uses."""
+    vocab = {chr(31 + index) if index < 96 else chr(0x400 + index): index for index in range(1, 256)}
+    end = {"id": 0, "content": "<end>", "special": True}
+    return {"version": "1.0", "model": {"type": "BPE", "vocab": vocab, "merges": []}, "added_tokens": [end]}
+
+
 @pytest.fixture(scope="session")
 def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a Llama of two small layers, 256 tokens, 8,192 of context."""
     folder = tmp_path_factory.mktemp("models") / "tiny"
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps(TINY))
-    (folder / "tokenizer.json").write_text('{"version": "1.0"}')
+    (folder / "tokenizer.json").write_text(json.dumps(_tokenizer()))
     (folder / "tokenizer_config.json").write_text("{}")
     save_file(_weights(), folder / "model.safetensors")
     return folder
@@ -135,7 +142,7 @@ class Rig:
         if not request.HasField("sampling"):
             request.sampling.temperature = 0
             request.sampling.max_tokens = 16
-        request.sampling.ignore_eos = True
+        request.sampling.ignore_eos = request.sampling.WhichOneof("structure") is None
         return request
 
     async def health(self, service: str = "") -> str:

@@ -185,7 +185,11 @@ async def test_a_request_meant_for_this_worker_by_every_pin_is_served(rig: Any) 
         ({"sampling": sampling(logit_bias={191222: -100})}, "logit_bias"),
         ({"sampling": sampling(stop_token_ids=[100_000])}, "stop_token_ids"),
         ({"sampling": sampling(top_logprobs=1_000_000)}, "top_logprobs"),
-        ({"sampling": sampling(regex="a+")}, "regex"),
+        ({"sampling": sampling(regex="")}, "regex"),
+        ({"sampling": sampling(json_schema="{")}, "json_schema"),
+        ({"sampling": sampling(temperature=3)}, "temperature"),
+        ({"sampling": sampling(repetition_penalty=1e-38)}, "repetition_penalty"),
+        ({"prompt_ids": [(1 << 32) - 1]}, "prompt_ids"),
     ],
 )
 async def test_a_bad_request_fails_alone_and_names_its_field(rig: Any, fields: Any, named: str) -> None:
