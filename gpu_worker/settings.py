@@ -75,7 +75,7 @@ class WorkerSettings(ColdFields):
     max_wait_ms: float = Field(
         _DEFAULTS.max_wait_ms,
         ge=-1,
-        le=10_000,
+        le=1000,
         description="Milliseconds that an idle engine waits for companions of a request, if such came before. "
         "-1 = the preset's.",
     )

@@ -12,8 +12,11 @@ from dataclasses import dataclass
 import msgspec
 
 from gpu_worker.engine.adaptive import BatchLimit
+from gpu_worker.engine.api import EngineInfo
 from gpu_worker.engine.config import EngineConfig
 from gpu_worker.engine.pacing import Goals, Pace
+from gpu_worker.engine.static_policy import BATCH as STATIC_BATCH
+from gpu_worker.engine.window import Window
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,8 +84,10 @@ def batch_limit(config: EngineConfig) -> BatchLimit:
     return BatchLimit(min(preset.sequences[0], most), most, target_ms / 1000)
 
 
-def window_s(config: EngineConfig) -> tuple[float, float]:
-    """The window's range in seconds. `max_wait_ms` replaces the most, unless it is negative."""
+def window_of(config: EngineConfig, info: EngineInfo) -> Window:
+    """How long an idle engine waits for companions. `max_wait_ms` replaces the most, unless it is negative."""
     least, most = PRESETS[config.preset].wait_ms
     most = config.max_wait_ms if config.max_wait_ms >= 0 else most
-    return min(least, most) / 1000, most / 1000
+    static = config.policy == "static"
+    enough = min(STATIC_BATCH, info.max_sequences) if static else info.max_sequences
+    return Window(min(least, most) / 1000, most / 1000, enough, always=static)

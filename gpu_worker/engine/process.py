@@ -8,6 +8,7 @@ waits too, and nothing piles up. The worker must therefore never stop reading in
 import logging
 import signal
 import socket
+import time
 from multiprocessing.connection import wait
 
 from gpu_worker.engine.api import Engine
@@ -33,7 +34,9 @@ from gpu_worker.engine.messages import (
     decode_command,
     encode,
 )
+from gpu_worker.engine.presets import window_of
 from gpu_worker.engine.vitality import EngineBroken
+from gpu_worker.engine.window import Window
 from gpu_worker.models.errors import LoadError
 from mesh.errors import ShoalError
 
@@ -72,7 +75,7 @@ def _run(port: "_Port", config: EngineConfig) -> None:
         return
     port.send(Ready(engine.info))
     try:
-        serve(engine, port)
+        serve(engine, port, window_of(config, engine.info))
     except (EOFError, OSError):
         raise
     except EngineBroken as error:
@@ -83,28 +86,47 @@ def _run(port: "_Port", config: EngineConfig) -> None:
         port.send(Fatal(f"the engine loop broke ({type(error).__name__})"))
 
 
-def serve(engine: Engine, port: "_Port") -> None:
+def serve(engine: Engine, port: "_Port", window: Window | None = None) -> None:
     """Obey between steps, step while there is work, return on Shutdown.
 
-    A step follows every command, work or not: the report tells the worker what an abort has freed.
+    A step follows every command, work or not: the report tells the worker what an abort has freed. Only the first
+    requests after idleness may wait for more of them (window.py; None = they never do), with the blocks' port served
+    meanwhile.
     """
+    window = window or Window(0.0, 0.0, 1)
     bulk_s, linger_s = FLOOR_S, 0.0
     while True:
         if not engine.has_work():
+            window.idle()
             port.wait(PREPARING_S if engine.preparing else None)
             bulk_s, linger_s = IDLE_S, LINGER_S
-        while port.pending():
-            command = port.receive()
-            if isinstance(command, Shutdown):
-                return
-            obey(engine, command, port)
+        if not take(engine, port, window):
+            return
         if port.bulk is not None:
             carry(engine.transfer, port.bulk, bulk_s, linger_s)
+        if (left_s := window.left_s(time.monotonic())) and engine.has_work():
+            port.wait(left_s)
+            continue
+        window.close()
         result = engine.step()
         for plan, error in engine.take_refused():
             port.send(Rejected.of(plan, error))
         bulk_s, linger_s = max(FLOOR_S, STEP_SHARE * result.duration_ms / 1000), 0.0
         port.send(StepDone(result))
+
+
+def take(engine: Engine, port: "_Port", window: Window) -> bool:
+    """Carry out every command that has arrived; False = the last was Shutdown."""
+    while port.pending():
+        command = port.receive()
+        if isinstance(command, Shutdown):
+            return False
+        if isinstance(command, Submit):
+            window.arrived(len(command.plan.choices), time.monotonic())
+        else:
+            window.close()
+        obey(engine, command, port)
+    return True
 
 
 def obey(engine: Engine, command: Command, port: "_Port") -> None:

@@ -14,24 +14,25 @@ from gpu_worker.engine.config import EngineConfig
         ("mixed", (16, 32), (0.03, 0.05), 1024, 6144),
     ],
 )
-def test_a_preset_is_its_row_of_the_matrix(preset, sequences, wait_s, chunk, context) -> None:
+def test_a_preset_is_its_row_of_the_matrix(lab, preset, sequences, wait_s, chunk, context) -> None:
     config = EngineConfig(model="m", preset=preset)
     settled, limit = presets.settled(config), presets.batch_limit(config)
     assert (limit.fewest, limit.most) == sequences
     assert settled.max_sequences == sequences[1]
-    assert presets.window_s(config) == wait_s
+    window = presets.window_of(config, lab.engine().info)
+    assert (window.least_s, window.most_s) == wait_s
     assert (settled.prefill_chunk, settled.context_tokens) == (chunk, context)
     assert presets.pace(config).goals.most_tokens == chunk
     assert presets.settled(settled) == settled
 
 
-def test_what_is_set_goes_before_the_preset() -> None:
+def test_what_is_set_goes_before_the_preset(lab) -> None:
     own = {"max_sequences": 5, "prefill_chunk": 7, "context_tokens": 9000, "max_wait_ms": 0, "itl_target_ms": 40}
     config = EngineConfig(model="m", preset="latency", **own)
     assert presets.settled(config) == config
     limit = presets.batch_limit(config)
     assert (limit.fewest, limit.most, limit.target_s) == (5, 5, 0.04)
-    assert presets.window_s(config) == (0, 0)
+    assert presets.window_of(config, lab.engine().info).most_s == 0
     goals = presets.pace(config).goals
     assert (goals.most_tokens, goals.itl_target_s) == (7, 0.04)
 
