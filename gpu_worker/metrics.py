@@ -1,4 +1,11 @@
-"""What Prometheus is told of a worker: shoal_worker_*."""
+"""What Prometheus is told of a worker: shoal_worker_*.
+
+Steps come far more often than scrapes, so what the newest step says is looked up when it is asked for, and a step only
+counts.
+"""
+
+from collections.abc import Callable
+from operator import attrgetter
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info
 
@@ -21,16 +28,27 @@ class WorkerMetrics:
             return Counter(f"shoal_worker_{name}", what, labels, registry=registry)
 
         self._registry = registry
-        self._tokens = counter("tokens", "Tokens: prompt (computed once), cached, generated, recomputed.", ("kind",))
+        self._load: EngineLoad | None = None  # after the newest step
+        tokens = counter("tokens", "Tokens: prompt (computed once), cached, generated, recomputed.", ("kind",))
+        self._prompt, self._recomputed = tokens.labels("prompt"), tokens.labels("recomputed")
+        self._generated, self._found = tokens.labels("generated"), tokens.labels("cached")
         self._requests = counter("requests", "Attempts by how they ended.", ("outcome",))
         self._cached = counter("cached_tokens", "Prompt tokens found rather than computed.", ("tier",))
         self._preemptions = counter("preemptions", "Sequences set back to make room.")
-        self._sequences = gauge("sequences", "Choices that run in steps or wait for a place.", ("state",))
-        self._blocks = gauge("blocks", "KV blocks: free + cached + used = total.", ("state",))
-        self._queued = gauge("queued_prefill_tokens", "Prompt tokens accepted and not yet computed.")
-        self._batch_limit = gauge("batch_limit", "Choices that may run at once; it follows the load.")
-        self._prompt_budget = gauge("prompt_budget_tokens", "Prompt tokens that the last step could compute at most.")
-        self._prompt_budget_s = gauge("prompt_budget_seconds", "Time that the last step could spend on prompts.")
+        sequences = gauge("sequences", "Choices that run in steps or wait for a place.", ("state",))
+        blocks = gauge("blocks", "KV blocks: free + cached + used = total.", ("state",))
+        queued = gauge("queued_prefill_tokens", "Prompt tokens accepted and not yet computed.")
+        batch_limit = gauge("batch_limit", "Choices that may run at once; it follows the load.")
+        budget = gauge("prompt_budget_tokens", "Prompt tokens that the last step could compute at most.")
+        budget_s = gauge("prompt_budget_seconds", "Time that the last step could spend on prompts.")
+        for state in ("running", "waiting"):
+            self._follow(sequences.labels(state), attrgetter(f"{state}_sequences"))
+        for state in ("free", "cached", "used", "total"):
+            self._follow(blocks.labels(state), attrgetter(f"{state}_blocks"))
+        self._follow(queued, attrgetter("queued_prefill_tokens"))
+        self._follow(batch_limit, attrgetter("batch_limit"))
+        self._follow(budget, attrgetter("prompt_budget_tokens"))
+        self._follow(budget_s, lambda load: load.prompt_budget_ms / 1000)
         self._simulated = gauge(
             "simulated", "1 where a timing model stands in for the engine: its figures are no measurements."
         )
@@ -67,37 +85,31 @@ class WorkerMetrics:
 
     def stepped(self, result: StepResult) -> None:
         """The engine completed a step."""
+        self._load = result.load
         self._step.observe(result.duration_ms / 1000)
-        self._tokens.labels("prompt").inc(result.prompt_tokens)
-        self._tokens.labels("recomputed").inc(result.recomputed_tokens)
-        self._tokens.labels("generated").inc(sum(len(e.ids) for e in result.events if isinstance(e, TokensEvent)))
+        if result.prompt_tokens:
+            self._prompt.inc(result.prompt_tokens)
+        if result.recomputed_tokens:
+            self._recomputed.inc(result.recomputed_tokens)
+        self._generated.inc(sum([len(event.ids) for event in result.events if isinstance(event, TokensEvent)]))
         for event in result.events:
             if isinstance(event, AcceptedEvent):
-                self._tokens.labels("cached").inc(sum(event.cached.values()))
+                self._found.inc(sum(event.cached.values()))
                 for tier, tokens in event.cached.items():
                     self._cached.labels(TIERS[tier]).inc(tokens)
         if result.parts is not None:
             self._time(result.parts)
-        self._show(result.load)
+        if result.load.preemptions > self._preempted:
+            self._preemptions.inc(result.load.preemptions - self._preempted)
+            self._preempted = result.load.preemptions
 
     def _time(self, parts: Parts) -> None:
         self._timed.inc()
         for part in Parts.__struct_fields__:
             self._kernels.labels(part.removesuffix("_s")).inc(getattr(parts, part))
 
-    def _show(self, load: EngineLoad) -> None:
-        self._preemptions.inc(max(0, load.preemptions - self._preempted))
-        self._preempted = load.preemptions
-        self._queued.set(load.queued_prefill_tokens)
-        self._batch_limit.set(load.batch_limit)
-        self._prompt_budget.set(load.prompt_budget_tokens)
-        self._prompt_budget_s.set(load.prompt_budget_ms / 1000)
-        self._sequences.labels("running").set(load.running_sequences)
-        self._sequences.labels("waiting").set(load.waiting_sequences)
-        self._blocks.labels("free").set(load.free_blocks)
-        self._blocks.labels("cached").set(load.cached_blocks)
-        self._blocks.labels("used").set(load.used_blocks)
-        self._blocks.labels("total").set(load.total_blocks)
+    def _follow(self, gauge: Gauge, told: Callable[[EngineLoad], float]) -> None:
+        gauge.set_function(lambda: 0.0 if self._load is None else told(self._load))
 
     def first_token(self, seconds: float) -> None:
         """An attempt's first token came `seconds` after the call."""

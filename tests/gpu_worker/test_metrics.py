@@ -3,6 +3,7 @@
 from typing import Any
 
 import pytest
+from msgspec import structs
 from prometheus_client import CollectorRegistry
 
 from gpu_worker.engine.api import AcceptedEvent, EngineLoad, Parts, StepResult
@@ -47,3 +48,18 @@ async def test_kernel_time_adds_up_by_part_over_the_steps_that_were_timed() -> N
     }
     assert seconds == {"attention": 0.5, "feed_forward": 1.0, "sampling": 0.25, "other": 0.125}
     assert registry.get_sample_value("shoal_worker_timed_steps_total") == 2
+
+
+async def test_gauges_tell_the_newest_step_and_nothing_before_there_is_one() -> None:
+    registry = CollectorRegistry()
+    metrics = WorkerMetrics(registry)
+
+    def blocks(state: str) -> float | None:
+        return registry.get_sample_value("shoal_worker_blocks", {"state": state})
+
+    assert blocks("used") == 0
+    for used in (3, 2):
+        load = structs.replace(IDLE, used_blocks=used, total_blocks=9, preemptions=used)
+        metrics.stepped(StepResult(events=[], load=load, duration_ms=1))
+    assert (blocks("used"), blocks("total")) == (2, 9)
+    assert registry.get_sample_value("shoal_worker_preemptions_total") == 3
