@@ -14,10 +14,16 @@ from mesh.cli.state import logs_dir
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeshPlan:
-    """What the user asked for. `engine` is SHOAL_WORKER_KIND; a free port is looked for from `first_*_port` upwards."""
+    """What the user asked for. `engine` is SHOAL_WORKER_KIND; a free port is looked for from `first_*_port` upwards.
+
+    `preset`, `policy` and `precision` are the workers' settings so named; empty = the environment's, or their own.
+    """
 
     model: str
     engine: str = "torch"
+    preset: str = ""
+    policy: str = ""
+    precision: str = ""
     workers: int = 1
     gateways: int = 1
     schedulers: int = 1
@@ -124,12 +130,18 @@ class Layout:
             return model | {"SHOAL_SCHEDULERS": schedulers, "SHOAL_GATEWAY_REDIS_URL": self._redis_url}
         if role == "worker":
             threads = max(1, (os.cpu_count() or 1) // workers)
-            return model | {
-                "SHOAL_SCHEDULERS": targets.url(targets.WORKER_SCHEDULERS),
-                "SHOAL_WORKER_CACHES": targets.url(targets.WORKER_CACHES),
-                "SHOAL_WORKER_KIND": self._plan.engine,
-                "SHOAL_WORKER_THREADS": os.environ.get("SHOAL_WORKER_THREADS", str(threads)),
-            }
+            plan = self._plan
+            chosen = {"PRESET": plan.preset, "POLICY": plan.policy, "PRECISION": plan.precision}
+            return (
+                model
+                | {f"SHOAL_WORKER_{name}": value for name, value in chosen.items() if value}
+                | {
+                    "SHOAL_SCHEDULERS": targets.url(targets.WORKER_SCHEDULERS),
+                    "SHOAL_WORKER_CACHES": targets.url(targets.WORKER_CACHES),
+                    "SHOAL_WORKER_KIND": self._plan.engine,
+                    "SHOAL_WORKER_THREADS": os.environ.get("SHOAL_WORKER_THREADS", str(threads)),
+                }
+            )
         return {"SHOAL_CACHE_REDIS_URL": self._redis_url} if role == "cache" else {}
 
 

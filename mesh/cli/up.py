@@ -33,6 +33,21 @@ class EngineKind(StrEnum):
     SIMULATED = "simulated"
 
 
+class PresetName(StrEnum):
+    """What a worker's engine may be tuned for (SHOAL_WORKER_PRESET)."""
+
+    THROUGHPUT = "throughput"
+    LATENCY = "latency"
+    MIXED = "mixed"
+
+
+class PolicyName(StrEnum):
+    """How a worker's engine may put batches together (SHOAL_WORKER_POLICY)."""
+
+    CONTINUOUS = "continuous"
+    STATIC = "static"
+
+
 Workers = Annotated[int, typer.Option(min=FEWEST["worker"], max=MOST["worker"], help="How many gpu_worker processes.")]
 Gateways = Annotated[int, typer.Option(min=FEWEST["gateway"], max=MOST["gateway"], help="How many gateway processes.")]
 Schedulers = Annotated[
@@ -48,6 +63,26 @@ Engine = Annotated[
     typer.Option(
         envvar="SHOAL_WORKER_KIND",
         help="What the workers run. simulated = no weights, a timing model and random words: for load tests.",
+    ),
+]
+Preset = Annotated[
+    PresetName | None,
+    typer.Option(envvar="SHOAL_WORKER_PRESET", help="What the workers are tuned for.", show_default="mixed"),
+]
+Policy = Annotated[
+    PolicyName | None,
+    typer.Option(
+        envvar="SHOAL_WORKER_POLICY",
+        help="static = a naive baseline to measure against: padded batches of 8 that end together.",
+        show_default="continuous",
+    ),
+]
+Precision = Annotated[
+    str,
+    typer.Option(
+        envvar="SHOAL_WORKER_PRECISION",
+        help="Number format of the workers' weights.",
+        show_default="the workers' own",
     ),
 ]
 Detach = Annotated[
@@ -69,6 +104,9 @@ def command(
     schedulers: Schedulers = 1,
     caches: Caches = 1,
     engine: Engine = EngineKind.TORCH,
+    preset: Preset = None,
+    policy: Policy = None,
+    precision: Precision = "",
     detach: Detach = False,
     http_port: HttpPort = 8000,
     grpc_port: GrpcPort = 50051,
@@ -85,6 +123,9 @@ def command(
     plan = MeshPlan(
         model=model,
         engine=engine.value,
+        preset=preset.value if preset else "",
+        policy=policy.value if policy else "",
+        precision=precision,
         workers=workers,
         gateways=gateways,
         schedulers=schedulers,
@@ -97,17 +138,18 @@ def command(
     if plan.tls:
         _ensure_certificates(tls)
     if engine is EngineKind.SIMULATED:
-        _tell_simulated()
+        _tell("SIMULATED: workers compute nothing. Times follow a model (SHOAL_WORKER_SIMULATED_*); words are random.")
+    if policy is PolicyName.STATIC:
+        _tell("STATIC: workers run padded batches of 8 that end together, a baseline to measure against.")
     if detach:
         _run_detached(plan, timeout_s, lock)
     else:
         _run_here(plan, timeout_s)
 
 
-def _tell_simulated() -> None:
+def _tell(notice: str) -> None:
     from rich.console import Console
 
-    notice = "SIMULATED: workers compute nothing. Times follow a model (SHOAL_WORKER_SIMULATED_*); words are random."
     Console().print(notice, style="yellow", highlight=False, soft_wrap=True)
 
 

@@ -1,12 +1,13 @@
 """The worker's settings and how they reach its engine."""
 
+from enum import StrEnum
 from typing import get_args
 
 import pytest
 
 from gpu_worker.engine.config import EngineConfig
 from gpu_worker.settings import WorkerSettings
-from mesh.cli.up import EngineKind
+from mesh.cli.up import EngineKind, PolicyName, PresetName
 from mesh.settings import SettingsError, unknown_variables, variables
 
 
@@ -68,8 +69,9 @@ def test_each_process_start_has_an_identity_of_its_own() -> None:
     assert WorkerSettings.load(worker_id="w-1").identity() == "w-1"
 
 
-def test_shoal_up_offers_the_engines_that_there_are() -> None:
-    assert {kind.value for kind in EngineKind} == set(get_args(WorkerSettings.model_fields["kind"].annotation))
+@pytest.mark.parametrize(("offered", "name"), [(EngineKind, "kind"), (PresetName, "preset"), (PolicyName, "policy")])
+def test_shoal_up_offers_what_a_worker_knows(offered: type[StrEnum], name: str) -> None:
+    assert {one.value for one in offered} == set(get_args(WorkerSettings.model_fields[name].annotation))
 
 
 @pytest.mark.parametrize("value", ["-1", "nan", "1e9"])

@@ -25,6 +25,18 @@ def test_a_plan_gives_every_process_ports_of_its_own_and_starts_what_others_stan
     assert all("metrics" in spec.ports for spec in specs if spec.role != "valkey")
 
 
+def test_workers_are_told_what_was_chosen_and_keep_their_own_where_nothing_was() -> None:
+    def told(**chosen: str) -> dict[str, str]:
+        specs = Layout(MeshPlan(model=DEFAULT_MODEL, **chosen)).first()
+        [env] = [spec.env for spec in specs if spec.role == "worker"]
+        names = ("PRESET", "POLICY", "PRECISION")
+        return {name: env[f"SHOAL_WORKER_{name}"] for name in names if f"SHOAL_WORKER_{name}" in env}
+
+    assert told() == {}
+    assert told(preset="latency", policy="static") == {"PRESET": "latency", "POLICY": "static"}
+    assert told(precision="bf16") == {"PRECISION": "bf16"}
+
+
 @pytest.fixture
 def apart(monkeypatch: pytest.MonkeyPatch) -> None:
     """Ports where no mesh looks: one that starts or stops meanwhile would change which come next."""
