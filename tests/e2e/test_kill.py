@@ -1,6 +1,7 @@
 """What happens to answers when processes are killed, stopped in good order, or left by their clients."""
 
 import asyncio
+import re
 import signal
 import time
 from collections.abc import Awaitable, Callable
@@ -27,6 +28,25 @@ def real(start_shared_mesh: Callable[..., Any]) -> Any:
 def simulated(start_shared_mesh: Callable[..., Any]) -> Any:
     """Two simulated workers: for what does not depend on what they compute."""
     return start_shared_mesh(SIMULATED, engine="simulated", workers=2)
+
+
+async def test_a_structured_answer_goes_on_elsewhere_as_if_nothing_had_happened(
+    real: Any, chat: Callable[..., Any], eventually: Eventually
+) -> None:
+    await eventually(real.is_ready, timeout_s=60)
+    body = {"temperature": 1, "seed": 4, "max_tokens": 80, "structured_outputs": {"regex": "([a-z]{2,9} ){30}end"}}
+    undisturbed = await chat(real, STORY, **body)
+    under_way = asyncio.Event()
+    async with asyncio.TaskGroup() as group:
+        answer = group.create_task(chat(real, STORY, on_text=lambda _: under_way.set(), **body))
+        await under_way.wait()
+        [name] = await eventually(real.busy, timeout_s=5)  # type: ignore[misc]
+        assert not answer.done(), "the answer ended too soon"
+        real.kill(name)
+    disturbed = answer.result()
+    assert (disturbed.error, disturbed.done) == (None, True)
+    assert (disturbed.text, disturbed.finish) == (undisturbed.text, undisturbed.finish)
+    assert re.fullmatch("([a-z]{2,9} )*([a-z]*|end)", disturbed.text)
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
