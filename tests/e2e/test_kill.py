@@ -47,6 +47,7 @@ async def test_a_structured_answer_goes_on_elsewhere_as_if_nothing_had_happened(
     assert (disturbed.error, disturbed.done) == (None, True)
     assert (disturbed.text, disturbed.finish) == (undisturbed.text, undisturbed.finish)
     assert re.fullmatch("([a-z]{2,9} )*([a-z]*|end)", disturbed.text)
+    await eventually(real.is_idle)
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
