@@ -4,6 +4,8 @@ temperature, then top_k, top_p and min_p, each on what the one before left; then
 probability, in vocabulary order, passes `number` times the whole. Equals at an edge come along, and the likeliest token
 always stays. Nothing sorts or sums up the whole vocabulary in order where a part of it decides:
 
+- top_k looks at the largest of each of GROUPS groups first: as many as k of these are at least as large as the k-th of
+  them, so nothing below that is among the k largest of all.
 - The number falls into one block of the vocabulary, found by the blocks' sums; only that block is summed up in order.
 - top_p sorts the tokens that have at least LIKELY of the likeliest one's probability, if these reach the share;
   else those that are not so unlikely that all like them together are less than what is left out.
@@ -16,15 +18,16 @@ from mesh.sampling import Sampling
 COLDEST = 1e-6  # temperatures below count as this one: still greedy in effect, and logits / T stays a number
 BLOCK = 256
 LIKELY = 2.0**-10
+GROUPS = 256
 
 
-def draw(logits: np.ndarray, sampling: Sampling, number: float) -> int:
-    """A token id. `number` is in [0, 1); the largest of logits must be finite."""
+def draw(logits: np.ndarray, most: np.float32, sampling: Sampling, number: float) -> int:
+    """A token id. `most` is the largest of logits and finite; `number` is in [0, 1)."""
     ids: np.ndarray | None = None  # of the tokens that `p` is about, ascending; None = all
-    p = logits - logits.max()
+    p = logits - most
     p /= np.float32(max(sampling.temperature, COLDEST))
     if 0 < sampling.top_k < len(p):
-        ids = np.flatnonzero(p >= np.partition(p, len(p) - sampling.top_k)[len(p) - sampling.top_k])
+        ids = largest(p, sampling.top_k)
         p = p[ids]
     np.exp(p, out=p)
     if sampling.top_p < 1:
@@ -52,6 +55,18 @@ def _nucleus_floor(p: np.ndarray, top_p: float) -> np.float32:
             floor: np.float32 = likeliest[len(likeliest) - 1 - int(reached.searchsorted(goal))]
             return floor
     return np.float32(0)  # rounding kept the sum under the goal: everything is in
+
+
+def largest(x: np.ndarray, k: int) -> np.ndarray:
+    """Where the k largest of x [N] are, ascending; with all that equal the least of them. 0 < k <= N."""
+    near = np.arange(len(x))
+    whole = len(x) // GROUPS * GROUPS
+    if k <= GROUPS < whole:
+        tops = x[:whole].reshape(-1, GROUPS).max(axis=0)  # a group is a column: its maximum takes no reduction in a row
+        near = np.flatnonzero(x >= np.partition(tops, GROUPS - k)[GROUPS - k])
+    values = x[near]
+    kept: np.ndarray = near[values >= np.partition(values, len(values) - k)[len(values) - k]]
+    return kept
 
 
 def pick(p: np.ndarray, number: float) -> int:

@@ -16,7 +16,7 @@ import torch
 
 from gpu_worker.engine.api import Logprob
 from gpu_worker.engine.counted_random import uniform
-from gpu_worker.engine.draw import draw
+from gpu_worker.engine.draw import draw, largest
 from gpu_worker.engine.grammar import GrammarFailed
 from gpu_worker.engine.rows import Row
 from gpu_worker.engine.runner import Sampled
@@ -70,7 +70,7 @@ def _choose(logits: np.ndarray, row: Row) -> Sampled | None:
     if not np.isfinite(logits[token]):  # penalties may leave the range of fp32
         return None
     if row.sampling.temperature > 0:
-        token = draw(logits, row.sampling, uniform(row.sampling.seed or 0, row.choice, row.position))
+        token = draw(logits, logits[token], row.sampling, uniform(row.sampling.seed or 0, row.choice, row.position))
     return Sampled(token, _logprob(raw, token, row.sampling) if asked else None)
 
 
@@ -79,10 +79,8 @@ def _logprob(logits: np.ndarray, token: int, sampling: Sampling) -> Logprob:
     most = logits.max()
     norm = most + np.log(np.exp(logits - most).sum(dtype=np.float64))
     count = min(sampling.top_logprobs or 0, len(logits))
-    ids = np.empty(0, dtype=np.int64)
-    if count:
-        ids = np.flatnonzero(logits >= np.partition(logits, len(logits) - count)[len(logits) - count])
-        ids = ids[np.argsort(-logits[ids], kind="stable")][:count]
+    ids = largest(logits, count) if count else np.empty(0, dtype=np.int64)
+    ids = ids[np.argsort(-logits[ids], kind="stable")][:count]
     values = (logits[ids] - norm).tolist()
     top = list(zip(ids.tolist(), values, strict=True))
     return Logprob(token_id=token, logprob=float(logits[token] - norm), top=top)
