@@ -11,14 +11,18 @@ always stays. Nothing sorts or sums up the whole vocabulary in order where a par
   else those that are not so unlikely that all like them together are less than what is left out.
 """
 
+import math
+
 import numpy as np
 
 from mesh.sampling import Sampling
 
 COLDEST = 1e-6  # temperatures below count as this one: still greedy in effect, and logits / T stays a number
 BLOCK = 256
+FEW = 2048  # tokens that are summed up in order at once
 LIKELY = 2.0**-10
 GROUPS = 256
+CLOSE = 1e-3
 
 
 def draw(logits: np.ndarray, most: np.float32, sampling: Sampling, number: float) -> int:
@@ -29,6 +33,8 @@ def draw(logits: np.ndarray, most: np.float32, sampling: Sampling, number: float
     if 0 < sampling.top_k < len(p):
         ids = largest(p, sampling.top_k)
         p = p[ids]
+    if sampling.min_p > 0 and sampling.top_p == 1:  # spares the others the exponential; what is close is decided below
+        p, ids = _keep(p, ids, np.float32(math.log(sampling.min_p) - CLOSE))
     np.exp(p, out=p)
     if sampling.top_p < 1:
         p, ids = _keep(p, ids, _nucleus_floor(p, sampling.top_p))
@@ -71,6 +77,9 @@ def largest(x: np.ndarray, k: int) -> np.ndarray:
 
 def pick(p: np.ndarray, number: float) -> int:
     """Where the cumulative sum of p [N], not normalized, passes `number` of the whole; never where p is 0."""
+    if len(p) <= FEW:
+        inside = p.cumsum(dtype=np.float64)
+        return int(inside.searchsorted(min(number * inside[-1], np.nextafter(inside[-1], 0)), side="right"))
     whole = len(p) // BLOCK * BLOCK
     sums = p[:whole].reshape(-1, BLOCK).sum(axis=1).astype(np.float64)
     before = np.concatenate([sums, [p[whole:].sum(dtype=np.float64)]]).cumsum()

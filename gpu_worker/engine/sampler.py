@@ -77,7 +77,7 @@ def _choose(logits: np.ndarray, row: Row) -> Sampled | None:
 def _logprob(logits: np.ndarray, token: int, sampling: Sampling) -> Logprob:
     """ln p at temperature 1 of the token and the likeliest ones; of equals the lower id comes first."""
     most = logits.max()
-    norm = most + np.log(np.exp(logits - most).sum(dtype=np.float64))
+    norm = most + np.log(np.exp(logits - most).sum())
     count = min(sampling.top_logprobs or 0, len(logits))
     ids = largest(logits, count) if count else np.empty(0, dtype=np.int64)
     ids = ids[np.argsort(-logits[ids], kind="stable")][:count]
