@@ -27,7 +27,8 @@ STRAY = 2.0  # a step counts as at most so many times what was expected
 KNOWN_STEPS = 4  # of a kind, until one can be called a stray
 RECENT_STEPS, DOUBTFUL_STEPS = 5, 2
 LASTING = 1.5  # a median so far off is no noise: everything known is scaled by it
-SWEEPS, FIRST_SWEEPS = 4, 60
+SWEEPS, FIRST_SWEEPS = 8, 60
+YOUNG_STEPS, FIT_EVERY = 20, 4  # of a kind: until then each step is fitted at once, later one in so many
 SIZE = 5  # coefficients
 # Who explains a step while there are too few to tell: prompts their tokens, decodes the fixed time.
 ORDER = (3, 0, 1, 4, 2)
@@ -138,7 +139,10 @@ class StepCosts:
     def _learn(self, shape: Shape, seconds: float) -> None:
         kind = self._kind(shape)
         kind.add(shape.features, seconds)
-        self._fit(FIRST_SWEEPS if kind.steps < 5 * KNOWN_STEPS else SWEEPS)
+        if kind.steps < YOUNG_STEPS:
+            self._fit(FIRST_SWEEPS)
+        elif kind.steps % FIT_EVERY == 0:
+            self._fit(SWEEPS)
 
     def _fitted(self, shape: Shape) -> float:
         return sum(cost * feature for cost, feature in zip(self._costs, shape.features, strict=True))

@@ -1,11 +1,13 @@
 """How long an idle engine waits for companions of a first request. A policy; the clock comes in.
 
-Whoever comes while a step runs joins the next one, so waiting gains a continuous batch little: part of one step's fixed
-cost, and the first request pays for it. So the engine waits only where companions are to be expected: after two idle
-starts in a row that each had some within the window, and then until as many have come as came with the smaller of
-those, until `enough` are there, or until nobody came for half of `least_s` (once `least_s` is over; `most_s` in any
-case). A client that is alone waits once after bursts have ended, and never again. Static batches, which nobody can
-join, wait for a full one always.
+Whoever comes while a step runs joins the next one, so waiting gains a continuous batch little: part of one step's
+fixed cost, and the first request pays for it. With bursts of 8 within 8 ms the timing model of a GPU says: the last
+first token 10 % sooner for prompts of 256 tokens, the mean one 20 % later for prompts of 16; of a CPU: no change, and
+30 % later. A static batch, which nobody can join, gains all: first tokens three to twenty times sooner. So the engine
+waits only where companions are to be expected: after two idle starts in a row that each had some within the window,
+and then until as many have come as came with the smaller of those, until `enough` are there, or until nobody came for
+half of `least_s` (once `least_s` is over; `most_s` in any case). A client that is alone waits once after bursts have
+ended, and never again. Static batches always wait for a full one.
 """
 
 from collections import deque
