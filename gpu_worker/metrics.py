@@ -11,6 +11,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info
 
 from gpu_worker.cold.metrics import ColdMetrics
 from gpu_worker.engine.api import AcceptedEvent, EngineInfo, EngineLoad, Parts, StepResult, TokensEvent
+from gpu_worker.kv_metrics import KvMetrics
 from mesh.clients.usage import TIERS
 from mesh.telemetry import milliseconds
 
@@ -34,7 +35,6 @@ class WorkerMetrics:
         self._generated, self._found = tokens.labels("generated"), tokens.labels("cached")
         self._requests = counter("requests", "Attempts by how they ended.", ("outcome",))
         self._cached = counter("cached_tokens", "Prompt tokens found rather than computed.", ("tier",))
-        self._preemptions = counter("preemptions", "Sequences set back to make room.")
         sequences = gauge("sequences", "Choices that run in steps or wait for a place.", ("state",))
         blocks = gauge("blocks", "KV blocks: free + cached + used = total.", ("state",))
         queued = gauge("queued_prefill_tokens", "Prompt tokens accepted and not yet computed.")
@@ -67,7 +67,7 @@ class WorkerMetrics:
             buckets=milliseconds(),
         )
         self.cold = ColdMetrics(registry)
-        self._preempted = 0
+        self._kv = KvMetrics(registry)
 
     def loaded(self, info: EngineInfo) -> None:
         """The engine is there; what it is does not change."""
@@ -99,9 +99,7 @@ class WorkerMetrics:
                     self._cached.labels(TIERS[tier]).inc(tokens)
         if result.parts is not None:
             self._time(result.parts)
-        if result.load.preemptions > self._preempted:
-            self._preemptions.inc(result.load.preemptions - self._preempted)
-            self._preempted = result.load.preemptions
+        self._kv.stepped(result.load.kv)
 
     def _time(self, parts: Parts) -> None:
         self._timed.inc()

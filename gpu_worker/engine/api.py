@@ -108,6 +108,19 @@ class FinishedEvent(msgspec.Struct, frozen=True, tag="finished"):
 Event = AcceptedEvent | TokensEvent | FinishedEvent
 
 
+class KvUse(msgspec.Struct, frozen=True, kw_only=True):
+    """How well the KV pool is used. All but the first two are counts since the engine started."""
+
+    unwritten_ratio: float = 0.0  # share of used blocks' slots that no token fills
+    host_bytes: int = 0  # host memory that holds swapped KV
+    partial_hits: int = 0  # prompts that went on inside a block that begins like them
+    copied_blocks: int = 0  # because others read them
+    recomputed_sequences: int = 0  # gave way, to compute again
+    swapped_sequences: int = 0  # gave way, copied to the host
+    swapped_out_bytes: int = 0
+    swapped_in_bytes: int = 0
+
+
 class EngineLoad(msgspec.Struct, frozen=True, kw_only=True):
     """Where the engine stands after a step. free + cached + used = total, always."""
 
@@ -129,6 +142,7 @@ class EngineLoad(msgspec.Struct, frozen=True, kw_only=True):
     batch_limit: int = 0  # choices that may run
     prompt_budget_tokens: int = 0  # what the last step could spend on prompts
     prompt_budget_ms: float = 0.0
+    kv: KvUse = KvUse()
     computed: dict[str, int] = {}  # request_id -> prompt + emitted tokens whose KV is ready
 
 

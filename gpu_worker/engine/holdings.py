@@ -30,6 +30,7 @@ class Counts:
 
     partial_hits: int = 0  # beginnings of blocks that were found
     copied_blocks: int = 0  # of those, copied because others read them
+    swapped_sequences: int = 0
     swapped_out_blocks: int = 0
     swapped_in_blocks: int = 0
 
@@ -130,6 +131,7 @@ class Holdings:
         if slots is None:
             return False
         swapped = Swapped(kept, slots, sequence.computed, sequence.proven)
+        self.counts.swapped_sequences += 1
         self.counts.swapped_out_blocks += len(slots)
         self.release(sequence)
         sequence.swapped = swapped

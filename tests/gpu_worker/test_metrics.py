@@ -6,7 +6,7 @@ import pytest
 from msgspec import structs
 from prometheus_client import CollectorRegistry
 
-from gpu_worker.engine.api import AcceptedEvent, EngineLoad, Parts, StepResult
+from gpu_worker.engine.api import AcceptedEvent, EngineLoad, KvUse, Parts, StepResult
 from gpu_worker.metrics import WorkerMetrics
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
@@ -59,7 +59,10 @@ async def test_gauges_tell_the_newest_step_and_nothing_before_there_is_one() -> 
 
     assert blocks("used") == 0
     for used in (3, 2):
-        load = structs.replace(IDLE, used_blocks=used, total_blocks=9, preemptions=used)
+        load = structs.replace(
+            IDLE, used_blocks=used, total_blocks=9, preemptions=used, kv=KvUse(swapped_sequences=used)
+        )
         metrics.stepped(StepResult(events=[], load=load, duration_ms=1))
     assert (blocks("used"), blocks("total")) == (2, 9)
-    assert registry.get_sample_value("shoal_worker_preemptions_total") == 3
+    assert registry.get_sample_value("shoal_worker_preemptions_total", {"way": "swap"}) == 3
+    assert registry.get_sample_value("shoal_worker_preemptions_total", {"way": "recompute"}) == 0
