@@ -78,12 +78,12 @@ class GrammarState:
         logits[allowed == 0] = -math.inf
 
     def _fill(self) -> None:
-        began_s = time.perf_counter()
+        began_s = time.thread_time()
         try:
             self._matcher.fill_next_token_bitmask(self._bits)
         except RuntimeError as error:
             raise GrammarFailed(str(error)) from error
-        if time.perf_counter() - began_s > SLOWEST_MASK_S:
+        if time.thread_time() - began_s > SLOWEST_MASK_S:
             raise GrammarFailed("the grammar takes too long per token")
 
     def _clear(self, ids: np.ndarray) -> None:

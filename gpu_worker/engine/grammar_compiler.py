@@ -28,7 +28,7 @@ from mesh.sampling import Sampling, Structure
 if TYPE_CHECKING:
     import xgrammar
 
-LIMIT_S = 5.0  # for compiling and trying one text
+LIMIT_S = 5.0  # of processor time, for compiling and trying one text
 REMEMBERED = 128  # texts, the refused ones included
 MOST_WAITING = 64
 
