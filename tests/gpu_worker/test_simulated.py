@@ -35,7 +35,7 @@ async def test_hello_and_metrics_say_that_it_is_simulated(simulated: Any, eventu
     assert (hello.model, hello.precision, hello.total_blocks) == ("tiny", "simulated", 512)
     assert simulated.sample("simulated") == 1
     facts = {"model": "tiny", "architecture": "LlamaForCausalLM", "precision": "simulated", "device": "simulated"}
-    assert simulated.sample("info", **facts, simulated="true") == 1
+    assert simulated.sample("info", **facts, preset="mixed", policy="continuous", simulated="true") == 1
 
 
 async def test_an_answer_that_was_cut_goes_on_as_it_would_have(simulated: Any) -> None:
