@@ -295,8 +295,11 @@ class SamplingParams(_message.Message):
     likeliest ones. Absent = none; 0 = only the chosen token's. At most 20.
     """
     json_schema: _builtins.str
+    """JSON; {"type": "object"} = any object. Nests at most 64 deep."""
     regex: _builtins.str
+    """As if between ^ and $. No look-arounds, no back-references."""
     grammar: _builtins.str
+    """EBNF as xgrammar and GBNF have it; starts with the rule `root`."""
     @_builtins.property
     def logit_bias(self) -> _containers.ScalarMap[_builtins.int, _builtins.float]:
         """Added to the logits of these token ids. Range -100 to 100."""
