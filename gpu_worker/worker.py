@@ -63,10 +63,12 @@ class Worker:
     async def serve(self, stopping: asyncio.Event) -> None:
         """Until `stopping` is set and what ran has ended or been parked. Raises EngineLost."""
         pulse = Pulse(self._settings.overdue_s)
-        listeners = Listeners(LoadingLine().show, self._stepped, self._cached)
+        line = LoadingLine()
+        listeners = Listeners(line.show, self._stepped, self._cached)
         async with engine_process(self._settings.engine(), pulse, listeners) as bridge:
             self.bridge = bridge
             why_lost = await self._serve(bridge, stopping)
+        line.end()
         if why_lost and bridge.unusable:
             raise ModelUnusable(f"{self._settings.variable('model')} cannot be served: {why_lost}")
         if why_lost:

@@ -43,6 +43,7 @@ from mesh.errors import ShoalError
 log = logging.getLogger(__name__)
 
 LOADING_STEP = 0.02  # report loading no more finely than this
+STARTED = 0.1  # of loading, before the model is opened
 PREPARING_S = 0.02  # without work, look so often whether a grammar has come
 
 
@@ -61,12 +62,16 @@ def run(end: socket.socket, config: EngineConfig, bulk: socket.socket | None = N
 
 
 def _run(port: "_Port", config: EngineConfig) -> None:
+    def building(fraction: float, what: str) -> None:
+        port.report_loading(STARTED + (1 - STARTED) * fraction, what)
+
+    port.report_loading(0.0, "starting the engine")  # importing torch takes seconds
     try:
-        engine = build_engine(config, port.report_loading)
-        port.report_loading(0.97, "producing the first token")
+        engine = build_engine(config, building)
+        port.report_loading(0.98, "producing the first token")
         warm_up(engine)
-    except (LoadError, ShoalError) as error:  # says all that can be done about it: no traceback
-        log.error("the engine cannot start: %s", error)
+        port.report_loading(1.0, "done")
+    except (LoadError, ShoalError) as error:  # says all that can be done about it: no traceback, the worker logs it
         port.send(Fatal(str(error), unusable=True))
         return
     except (RuntimeError, MemoryError) as error:

@@ -24,3 +24,11 @@ def test_a_terminal_gets_one_line_that_fills(capsys: pytest.CaptureFixture[str])
     shown = capsys.readouterr().err
     assert shown.count("\n") == 1
     assert "100% reading\n" in shown
+
+
+def test_a_line_that_did_not_fill_is_ended_once(capsys: pytest.CaptureFixture[str]) -> None:
+    line = LoadingLine(terminal=True)
+    line.show(0.4, "reading")
+    line.end()
+    line.end()
+    assert capsys.readouterr().err.endswith(" 40% reading\n")
