@@ -1,4 +1,4 @@
-"""The default model, as it is served: what it says of itself, and an answer that ends by itself (exactness: test_exact)."""
+"""The default model as it is served: what it says of itself, and an answer that ends by itself."""
 
 import pytest
 from tokenizers import Tokenizer
