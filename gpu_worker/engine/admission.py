@@ -82,10 +82,13 @@ class Admission:
 
 
 def waiting_tokens(waiting: list[Sequence]) -> int:
-    """Tokens to compute before all of these have started; a prompt that choices share counts once."""
+    """Tokens to compute before all of these have started; a prompt that choices share counts once, KV on the host never."""
     seen: set[int] = set()
     tokens = 0
     for one in waiting:
+        if one.swapped is not None:
+            tokens += len(one.ids) - one.swapped.computed
+            continue
         tokens += one.output_tokens if id(one.request) in seen else len(one.ids)
         seen.add(id(one.request))
     return tokens

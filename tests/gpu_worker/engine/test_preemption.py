@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from gpu_worker.engine.admission import waiting_tokens
 from gpu_worker.engine.api import ChoicePlan, Reason
 from gpu_worker.engine.preemption import price
 from gpu_worker.engine.swap import HostBuffer
@@ -154,6 +155,7 @@ def test_a_swapped_sequence_that_leaves_frees_its_place_on_the_host(lab, how):
     while not host.used:
         lab.step(engine, answers)
     swapped = next(one for one in engine._schedule.waiting if one.swapped)
+    assert waiting_tokens([swapped]) == 1, "what is on the host is not to be computed"
     if how == "stop":
         engine.stop_choice(swapped.request.plan.request_id, 1, 0, 1)
     else:
