@@ -42,7 +42,16 @@ class WorkerSettings(ColdFields):
         pattern=r"^(auto|cpu|cuda(:\d+)?)$",
         description="auto = the first CUDA device, or the CPU where there is none; or cpu, cuda, cuda:N.",
     )
-    precision: Literal["fp32", "bf16"] = Field(_DEFAULTS.precision, description="Number format of weights and KV.")
+    precision: Literal["auto", "fp32", "bf16", "int8", "int4"] = Field(
+        _DEFAULTS.precision,
+        description="Number format of weights. int8, int4: on a CPU with Shoal's kernels. auto = int8 with those, else "
+        "bf16 on a GPU and fp32 on a CPU. KV is bf16, with fp32 weights fp32.",
+    )
+    kernels: Literal["auto", "native", "torch"] = Field(
+        _DEFAULTS.kernels,
+        description="What computes on a CPU. native = Shoal's own in C++, compiled on first use; torch = torch's "
+        "operators, several times slower; auto = native where there is a compiler.",
+    )
     kv_bytes: ByteSize = Field(
         ByteSize(_DEFAULTS.kv_bytes),
         ge=0,

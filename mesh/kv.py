@@ -15,7 +15,11 @@ from mesh.errors import InvalidRequest
 Payload = bytes | bytearray | memoryview
 
 # Bytes of one K or V element. A format that needs more than its elements (scales) takes a name of its own.
-ITEM_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2, "fp8_e4m3": 1, "fp8_e5m2": 1, "int8": 1}
+# So does one in another order: "tiled" is that of the CPU kernels (gpu_worker/kernels/cpu/kv.h).
+ITEM_BYTES = {
+    **{"fp32": 4, "bf16": 2, "fp16": 2, "fp8_e4m3": 1, "fp8_e5m2": 1, "int8": 1},
+    **{"fp32_tiled": 4, "bf16_tiled": 2},
+}
 # Far above any model, and low enough that no product of them is absurd.
 MOST_OF_EACH = 65_535
 

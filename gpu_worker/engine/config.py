@@ -11,7 +11,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     model: str  # a pulled name or a folder's path (mesh.models.find)
     kind: Literal["torch", "simulated"] = "torch"
     device: str = "cpu"  # "auto" (CUDA where there is one, else the CPU), "cpu", "cuda" or "cuda:N"
-    precision: Literal["fp32", "bf16"] = "fp32"
+    precision: Literal["auto", "fp32", "bf16", "int8", "int4"] = "auto"  # auto: what models/registry.py says
+    kernels: Literal["auto", "native", "torch"] = "auto"  # on a CPU: those in C++, or torch's operators
     kv_bytes: int = 0  # size of the KV pool; 0 = kv_share of the device's free memory
     kv_share: float = 0.25
     swap_bytes: int = 256 << 20  # host memory for the KV of sequences that gave way; 0 = they compute it again
@@ -27,7 +28,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     max_waiting_sequences: int = 256
     expected_growth: float = 0.5  # share of max_tokens that admission reckons each choice will use
     kv_promised: float = 1.0  # share of the pool that admission may promise; above 1 counts on answers that end early
-    threads: int = 0  # torch's; 0 = one per core
+    threads: int = 0  # of the matrix work; 0 = one per core
     # Only for kind "simulated" (engine/simulated_time.py): a GPU of the H100's class with an 8B model in bf16.
     simulated_step_ms: float = 6.0  # every step: reading 16 GB of weights at 3 TB/s, and launching kernels
     simulated_prefill_tokens_per_s: float = 20_000.0  # 16 GFLOP a token at a third of 990 TFLOP/s

@@ -31,6 +31,13 @@ class Outcome:
     sampled: Sampled | None = None
     error: str = ""
 
+    @classmethod
+    def of(cls, piece: Piece, sampled: Sampled | None) -> "Outcome":
+        """Of a piece that samples; None = its logits gave no token."""
+        if sampled is None:
+            return cls(piece, error="the model gave no usable numbers for this request")
+        return cls(piece, sampled)
+
 
 class Runner(Protocol):
     """Computes steps over the pool's blocks, whose content it owns. One thread."""

@@ -1,4 +1,4 @@
-"""The engine that computes: weights onto a device, KV in its memory."""
+"""The engine that computes: weights onto a device, KV in its memory, whatever does the arithmetic (backend.py)."""
 
 import os
 from pathlib import Path
@@ -7,16 +7,15 @@ import msgspec
 import torch
 
 from gpu_worker.engine.api import EngineInfo
+from gpu_worker.engine.backend import backend_of
 from gpu_worker.engine.build import assemble, pool_blocks
 from gpu_worker.engine.config import EngineConfig
 from gpu_worker.engine.engine import BatchingEngine
 from gpu_worker.engine.grammar_compiler import GrammarCompiler
 from gpu_worker.engine.presets import settled
-from gpu_worker.engine.torch_runner import TorchRunner
 from gpu_worker.models.checkpoint import Progress
 from gpu_worker.models.errors import LoadError
-from gpu_worker.models.paged import PagedKv
-from gpu_worker.models.registry import PRECISIONS, LoadedModel, load
+from gpu_worker.models.registry import LoadedModel, load
 from mesh.blocks import BLOCK_TOKENS
 from mesh.models import ModelFolder, find
 
@@ -31,7 +30,7 @@ def build_torch(config: EngineConfig, progress: Progress) -> BatchingEngine:
     device = torch.device(config.device)
     if device.type == "cuda" and not torch.cuda.is_available():
         raise LoadError(folder.path, f"device {config.device!r} was asked for, but torch finds no CUDA device")
-    model = load(folder, device, config.precision, progress)
+    model = load(folder, device, config.precision, progress, config.kernels)
     progress(0.95, "making the KV pool")
     return around(config, folder, model)
 
@@ -39,10 +38,10 @@ def build_torch(config: EngineConfig, progress: Progress) -> BatchingEngine:
 def around(config: EngineConfig, folder: ModelFolder, model: LoadedModel) -> BatchingEngine:
     """An engine around a loaded model."""
     config = settled(config)
-    decoder, dtype, device = model.decoder, PRECISIONS[config.precision], torch.device(config.device)
+    decoder, backend = model.decoder, backend_of(model, config)
     longest = min(decoder.context_tokens, config.context_tokens or decoder.context_tokens)
-    budget = config.kv_bytes or int(config.kv_share * free_memory(device))
-    total = pool_blocks(config, folder.path, decoder.kv_shape.block_bytes(dtype), budget, longest)
+    budget = config.kv_bytes or int(config.kv_share * free_memory(torch.device(config.device)))
+    total = pool_blocks(config, folder.path, backend.block_bytes, budget, longest)
     info = EngineInfo(
         model=folder.name,
         architecture=model.architecture,
@@ -55,15 +54,15 @@ def around(config: EngineConfig, folder: ModelFolder, model: LoadedModel) -> Bat
         layers=decoder.kv_shape.layers,
         kv_heads=decoder.kv_shape.kv_heads,
         head_dim=decoder.kv_shape.head_dim,
-        kv_dtype=config.precision,
-        precision=config.precision,
+        kv_dtype=backend.kv_dtype,
+        precision=model.precision,
         total_blocks=total,
         max_sequences=config.max_sequences,
         device=config.device,
     )
-    kv = PagedKv(decoder.kv_shape, total, device, dtype)
+    runner, store = backend.start(total)
     compiler = GrammarCompiler(folder.tokenizer, info.vocab_size, info.eos_token_ids)
-    return assemble(config, info, TorchRunner(decoder, kv, device, dtype), kv, compiler)
+    return assemble(config, info, runner, store, compiler)
 
 
 def free_memory(device: torch.device) -> int:

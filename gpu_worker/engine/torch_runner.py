@@ -8,7 +8,7 @@ import torch
 
 from gpu_worker.engine.api import Parts
 from gpu_worker.engine.rows import row_of
-from gpu_worker.engine.runner import TIMED_EVERY, Outcome, Sampled
+from gpu_worker.engine.runner import TIMED_EVERY, Outcome
 from gpu_worker.engine.sampler import sample
 from gpu_worker.engine.sequence import Piece
 from gpu_worker.models.paged import Batch, DecodeGroup, PagedKv, PrefillPiece
@@ -55,7 +55,7 @@ class TorchRunner:
         if watch is not None:
             watch.lap(Part.SAMPLING)
             self._parts = _parts(watch)
-        done = {id(p): _outcome(p, s) for p, s in zip(sampling, tokens, strict=True)}
+        done = {id(p): Outcome.of(p, s) for p, s in zip(sampling, tokens, strict=True)}
         return [done.get(id(piece)) or Outcome(piece) for piece in pieces]
 
     def parts(self) -> Parts | None:
@@ -144,9 +144,3 @@ def _groups(singles: list[Piece]) -> list[tuple[int, int]]:
             starts.append(index)
     ends = [*starts[1:], len(singles)]
     return [(first, last) for first, last in zip(starts, ends, strict=True) if first < last]
-
-
-def _outcome(piece: Piece, sampled: Sampled | None) -> Outcome:
-    if sampled is None:
-        return Outcome(piece, error="the model gave no usable numbers for this request")
-    return Outcome(piece, sampled)

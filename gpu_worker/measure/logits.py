@@ -11,8 +11,10 @@ import torch
 
 from gpu_worker.engine.config import EngineConfig
 from gpu_worker.engine.sequence import blocks_for
+from gpu_worker.kernels.program import step_of
+from gpu_worker.models.native_llama import NativeLlama
 from gpu_worker.models.paged import Batch, PagedKv, PrefillPiece
-from gpu_worker.models.registry import PRECISIONS, Decoder, load
+from gpu_worker.models.registry import PRECISIONS, Decoder, LoadedModel, load
 from mesh.blocks import BLOCK_TOKENS
 from mesh.models import find
 
@@ -24,16 +26,33 @@ def logits_of(config: EngineConfig, ids: list[list[int]]) -> Iterator[torch.Tens
     """
     name = config.device
     device = torch.device(("cuda" if torch.cuda.is_available() else "cpu") if name == "auto" else name)
+    threads = config.threads or os.cpu_count() or 1
     if device.type == "cpu":
-        torch.set_num_threads(config.threads or os.cpu_count() or 1)
-    model = load(find(config.model), device, config.precision, lambda fraction, what: None)
-    dtype = PRECISIONS[config.precision]
+        torch.set_num_threads(threads)
+    model = load(find(config.model), device, config.precision, lambda fraction, what: None, config.kernels)
     for sequence in ids:
-        yield _logits(model.decoder, sequence, device, dtype)
+        yield model_logits(model, sequence, device, threads)
+
+
+def model_logits(model: LoadedModel, ids: list[int], device: torch.device, threads: int = 1) -> torch.Tensor:
+    """fp32 logits [T, V] of ids [T] by a model that is loaded."""
+    if isinstance(model.decoder, NativeLlama):
+        return _native_logits(model.decoder, ids, threads)
+    dtype = PRECISIONS[model.precision]
+    assert dtype is not None  # else it could not have been loaded
+    return _torch_logits(model.decoder, ids, device, dtype)
+
+
+def _native_logits(model: NativeLlama, ids: list[int], threads: int) -> torch.Tensor:
+    """One step in which every token is a piece of its own: to the kernels that is the same as one piece."""
+    blocks = list(range(blocks_for(len(ids))))
+    compiled = model.program(model.kv(len(blocks)), threads, len(ids), len(ids))
+    compiled.program.run(step_of([(position, [token], blocks, True) for position, token in enumerate(ids)]))
+    return torch.from_numpy(compiled.logits).clone()
 
 
 @torch.inference_mode()
-def _logits(decoder: Decoder, ids: list[int], device: torch.device, dtype: torch.dtype) -> torch.Tensor:
+def _torch_logits(decoder: Decoder, ids: list[int], device: torch.device, dtype: torch.dtype) -> torch.Tensor:
     kv = PagedKv(decoder.kv_shape, blocks_for(len(ids)), device, dtype)
     kv.clear(list(range(blocks_for(len(ids)))))
     return decoder.forward(_whole(ids, decoder.kv_shape.query_group, device, dtype), kv)

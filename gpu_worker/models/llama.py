@@ -108,7 +108,7 @@ class Llama:
             self._head = make(self._embedding, None)
         else:
             self._head = make(reader.take("lm_head.weight", config.vocab, config.hidden), None)
-        self._frequencies = _frequencies(config, checkpoint.source, reader).to(device)
+        self._frequencies = rope_frequencies(config, checkpoint.source, reader).to(device)
         reader.finish(lambda name: name.endswith("rotary_emb.inv_freq") or (config.tied and name == "lm_head.weight"))
 
     def forward(self, batch: Batch, kv: PagedKv) -> torch.Tensor:
@@ -176,7 +176,7 @@ def _read_layer(
     )
 
 
-def _frequencies(config: LlamaConfig, source: Path, reader: TensorReader) -> torch.Tensor:
+def rope_frequencies(config: LlamaConfig, source: Path, reader: TensorReader) -> torch.Tensor:
     """Inverse frequencies; a GGUF file carries llama3 scaling as divisors in rope_freqs.weight."""
     try:
         frequencies = inverse_frequencies(config.head_dim, config.rope)

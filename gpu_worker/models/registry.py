@@ -1,19 +1,22 @@
 """From a model folder to a decoder: which format, which architecture."""
 
 import json
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Literal, Protocol
 
 import torch
 
+from gpu_worker.kernels.library import NoKernels
 from gpu_worker.models.checkpoint import Checkpoint, Progress, content_digest
 from gpu_worker.models.endings import eos_token_ids
 from gpu_worker.models.errors import LoadError
 from gpu_worker.models.gguf_file import GgufCheckpoint
 from gpu_worker.models.hf_folder import SafetensorsCheckpoint
 from gpu_worker.models.llama import Llama
+from gpu_worker.models.native_llama import NativeLlama
 from gpu_worker.models.paged import Batch, KvShape, PagedKv
 from mesh.models import ModelFolder
 
@@ -29,25 +32,37 @@ class Decoder(Protocol):
         """Write the rows' KV and return fp32 logits [R, V] of batch.logit_rows; a row depends on its sequence only."""
 
 
-BuildDecoder = Callable[[Checkpoint, torch.device, torch.dtype, Progress], Decoder]
+log = logging.getLogger(__name__)
 
-# Hugging Face's name of each architecture that can be served.
+BuildDecoder = Callable[[Checkpoint, torch.device, torch.dtype, Progress], Decoder]
+BuildNative = Callable[[Checkpoint, str, Progress], NativeLlama]
+Kernels = Literal["auto", "native", "torch"]
+
+# Hugging Face's name of each architecture that can be served: in torch, and by the CPU kernels.
 ARCHITECTURES: dict[str, BuildDecoder] = {"LlamaForCausalLM": Llama}
-PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16}
+NATIVE: dict[str, BuildNative] = {"LlamaForCausalLM": NativeLlama}
+
+# Precisions, the most exact first, and what torch computes them in: None = only the CPU kernels do.
+PRECISIONS: dict[str, torch.dtype | None] = {"fp32": torch.float32, "bf16": torch.bfloat16, "int8": None, "int4": None}
+AUTO = "auto"
+NATIVE_DEFAULT = "int8"  # docs/benchmarks.md says what it was chosen by
 
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
-    """A decoder and what identifies it."""
+    """A decoder and what identifies it. `native`: its weights are packed for the CPU kernels."""
 
-    decoder: Decoder
+    decoder: Decoder | NativeLlama
+    precision: str
     architecture: str
     digest: bytes
     eos_token_ids: tuple[int, ...]
 
 
-def load(folder: ModelFolder, device: torch.device, precision: str, progress: Progress) -> LoadedModel:
-    """Read a folder's weights onto a device. Raises LoadError."""
+def load(
+    folder: ModelFolder, device: torch.device, precision: str, progress: Progress, kernels: Kernels = "auto"
+) -> LoadedModel:
+    """Read a folder's weights onto a device, for the CPU kernels where there are some. Raises LoadError."""
     progress(0.0, "opening the checkpoint")
     checkpoint = open_checkpoint(folder.path)
     names = checkpoint.config.get("architectures") or ["(none named)"]
@@ -58,13 +73,32 @@ def load(folder: ModelFolder, device: torch.device, precision: str, progress: Pr
     def weights(fraction: float, name: str) -> None:
         progress(0.9 * fraction, f"reading {name}")
 
-    decoder = ARCHITECTURES[names[0]](checkpoint, device, PRECISIONS[precision], weights)
+    decoder, precision = _decoder(checkpoint, names[0], device, precision, weights, kernels)
     progress(0.9, "hashing the weights")
     config = json.dumps(checkpoint.config, sort_keys=True).encode()
     digest = content_digest(checkpoint.files, config)
-    return LoadedModel(
-        decoder, names[0], digest, eos_token_ids(folder, checkpoint.config.get("eos_token_id"), decoder.vocab_size)
-    )
+    endings = eos_token_ids(folder, checkpoint.config.get("eos_token_id"), decoder.vocab_size)
+    return LoadedModel(decoder, precision, names[0], digest, endings)
+
+
+def _decoder(
+    checkpoint: Checkpoint, name: str, device: torch.device, precision: str, progress: Progress, kernels: Kernels
+) -> tuple[Decoder | NativeLlama, str]:
+    """The decoder, and the precision that it has come to."""
+    if kernels != "torch" and device.type == "cpu" and name in NATIVE:
+        chosen = NATIVE_DEFAULT if precision == AUTO else precision
+        try:
+            return NATIVE[name](checkpoint, chosen, progress), chosen
+        except NoKernels as reason:
+            if kernels == "native":
+                raise LoadError(checkpoint.source, f"needs the CPU kernels: {reason}") from reason
+            log.warning("computing with torch alone, which is several times slower: %s", reason)
+    chosen = ("bf16" if device.type == "cuda" else "fp32") if precision == AUTO else precision
+    dtype = PRECISIONS[chosen]
+    if dtype is None:
+        problem = f"precision {chosen} needs the CPU kernels, which this device or machine has not; try bf16"
+        raise LoadError(checkpoint.source, problem)
+    return ARCHITECTURES[name](checkpoint, device, dtype, progress), chosen
 
 
 def open_checkpoint(folder: Path) -> Checkpoint:

@@ -10,7 +10,7 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from gpu_worker.models.paged import Batch, PagedKv, PrefillPiece
+from gpu_worker.measure.logits import model_logits
 from gpu_worker.models.registry import load
 from mesh.models import ModelFolder
 
@@ -84,18 +84,11 @@ def write_gguf(model: LlamaForCausalLM, path: Path, kind: type[gguf.GGUFWriter] 
     writer.close()
 
 
-@torch.inference_mode()
-def logits_of(folder: Path, ids: list[int]) -> torch.Tensor:
-    """Our decoder's logits [len(ids), V] after every token of one sequence, computed in one piece."""
-    model = load(ModelFolder("m", folder), torch.device("cpu"), "fp32", lambda fraction, what: None).decoder
-    count, blocks = len(ids), -(-len(ids) // 16)
-    kv = PagedKv(model.kv_shape, blocks, torch.device("cpu"), torch.float32)
-    positions = torch.arange(count)
-    hidden = (positions > positions[:, None]).repeat_interleave(model.kv_shape.query_group, dim=0)
-    mask = torch.zeros(hidden.shape).masked_fill_(hidden, -torch.inf)
-    piece = PrefillPiece(0, count, count, torch.arange(blocks)[None], mask)
-    batch = Batch(torch.tensor(ids), positions, positions // 16, positions % 16, positions, [], [piece])
-    return model.forward(batch, kv)
+def logits_of(folder: Path, ids: list[int], kernels: str = "native", precision: str = "fp32") -> torch.Tensor:
+    """Our decoder's logits [len(ids), V] after every token of one sequence."""
+    device = torch.device("cpu")
+    model = load(ModelFolder("m", folder), device, precision, lambda fraction, what: None, kernels)
+    return model_logits(model, ids, device)
 
 
 @torch.inference_mode()

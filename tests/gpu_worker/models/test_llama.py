@@ -25,15 +25,20 @@ VARIANTS = {
 }
 
 
+# What computes: each is held against transformers.
+KERNELS = ("native", "torch")
+
+
 def assert_close(got: torch.Tensor, wanted: torch.Tensor) -> None:
     torch.testing.assert_close(got, wanted, atol=2e-5, rtol=1e-5)
 
 
+@pytest.mark.parametrize("kernels", KERNELS)
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_safetensors_logits_equal_transformers(bench, saved, variant):
+def test_safetensors_logits_equal_transformers(bench, saved, variant, kernels):
     options = VARIANTS[variant]
     folder = saved(**options)
-    assert_close(bench.logits_of(folder, IDS), bench.reference_logits(bench.random_llama(**options), IDS))
+    assert_close(bench.logits_of(folder, IDS, kernels), bench.reference_logits(bench.random_llama(**options), IDS))
 
 
 def test_a_sharded_checkpoint_reads_like_a_single_one(bench, saved):
@@ -42,11 +47,12 @@ def test_a_sharded_checkpoint_reads_like_a_single_one(bench, saved):
     assert_close(bench.logits_of(folder, IDS), bench.reference_logits(bench.random_llama(), IDS))
 
 
+@pytest.mark.parametrize("kernels", KERNELS)
 @pytest.mark.parametrize("variant", ["plain", "tied", "biased", "one_head_each"])
-def test_gguf_logits_equal_transformers(bench, tmp_path, variant):
+def test_gguf_logits_equal_transformers(bench, tmp_path, variant, kernels):
     model = bench.random_llama(**(VARIANTS[variant] | {"mlp_bias": False}))
     bench.write_gguf(model, tmp_path / "model.gguf")
-    assert_close(bench.logits_of(tmp_path, IDS), bench.reference_logits(model, IDS))
+    assert_close(bench.logits_of(tmp_path, IDS, kernels), bench.reference_logits(model, IDS))
 
 
 def test_a_16_bit_checkpoint_is_widened_exactly(bench, tmp_path):

@@ -1,0 +1,99 @@
+// A team of threads that walks through a list of operations together, in step.
+//
+// Each operation is cut into tasks that whoever is free takes next, so a thread that the system holds up (other
+// processes share the cores) delays the rest by one task at most. Between operations all wait for the last: spinning
+// for a moment, for most waits are shorter than waking a thread takes, then giving the core away.
+#pragma once
+#include <linux/futex.h>
+#include <sched.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <climits>
+#include <functional>
+#include <memory>
+#include <thread>
+#include <vector>
+
+namespace shoal {
+
+class Team {
+  public:
+    // The caller is one of `threads`; `spins` = looks at a flag before a thread sleeps, some 10 ns each.
+    explicit Team(int threads, int spins) : size_(threads < 1 ? 1 : threads), spins_(spins) {
+        for (int i = 1; i < size_; i++) helpers_.emplace_back([this, i] { help(i); });
+    }
+
+    ~Team() {
+        stopping_ = true;
+        start();
+        for (auto& one : helpers_) one.join();
+    }
+
+    int size() const { return size_; }
+
+    // Runs body(thread) on every thread of the team; returns when all have returned.
+    template <class Body>
+    void together(const Body& body) {
+        if (size_ == 1) return body(0);
+        body_ = [&body](int thread) { body(thread); };
+        start();
+        body(0);
+        wait_for_all();
+    }
+
+    // All of the team have come here. Called by every thread inside `together`.
+    void wait_for_all() {
+        if (size_ == 1) return;
+        uint32_t round = round_.load(std::memory_order_relaxed);
+        if (arrived_.fetch_add(1, std::memory_order_acq_rel) + 1 == size_) {
+            arrived_.store(0, std::memory_order_relaxed);
+            advance(round_, asleep_in_round_);
+        } else {
+            wait_until_changed(round_, round, asleep_in_round_);
+        }
+    }
+
+  private:
+    void start() { advance(started_, asleep_idle_); }
+
+    void help(int thread) {
+        uint32_t seen = 0;
+        while (true) {
+            wait_until_changed(started_, seen, asleep_idle_);
+            seen++;
+            if (stopping_) return;
+            body_(thread);
+            wait_for_all();
+        }
+    }
+
+    static void advance(std::atomic<uint32_t>& word, std::atomic<int>& asleep) {
+        word.fetch_add(1);
+        if (asleep.load()) syscall(SYS_futex, &word, FUTEX_WAKE_PRIVATE, INT_MAX, nullptr, nullptr, 0);
+    }
+
+    void wait_until_changed(std::atomic<uint32_t>& word, uint32_t seen, std::atomic<int>& asleep) const {
+        for (int i = 0; i < spins_; i++) {
+            if (word.load(std::memory_order_acquire) != seen) return;
+            __builtin_ia32_pause();
+        }
+        asleep.fetch_add(1);
+        while (word.load() == seen) syscall(SYS_futex, &word, FUTEX_WAIT_PRIVATE, seen, nullptr, nullptr, 0);
+        asleep.fetch_sub(1);
+    }
+
+    const int size_;
+    const int spins_;
+    std::vector<std::thread> helpers_;
+    std::function<void(int)> body_;
+    std::atomic<bool> stopping_{false};
+    alignas(64) std::atomic<uint32_t> started_{0};
+    alignas(64) std::atomic<uint32_t> round_{0};
+    alignas(64) std::atomic<int> arrived_{0};
+    alignas(64) std::atomic<int> asleep_idle_{0};
+    alignas(64) std::atomic<int> asleep_in_round_{0};
+};
+
+}  // namespace shoal
