@@ -336,3 +336,45 @@ async def test_grpc_says_the_same_of_a_structure(mesh, play):
                     pass
             assert failed.value.code() is grpc.StatusCode.INVALID_ARGUMENT
             assert error_of(failed.value).field == structure
+
+
+NAN = float("nan")
+# What JSON cannot say, and what only ids can.
+B25_SAMPLING = [
+    ({"temperature": NAN}, "temperature"),
+    ({"temperature": -1}, "temperature"),
+    ({"top_p": 0}, "top_p"),
+    ({"top_p": NAN}, "top_p"),
+    ({"min_p": NAN}, "min_p"),
+    ({"repetition_penalty": NAN}, "repetition_penalty"),
+    ({"logit_bias": {191_222: -100}}, "logit_bias"),
+    ({"logit_bias": {5: NAN}}, "logit_bias"),
+    ({"stop_token_ids": [49_152]}, "stop_token_ids"),
+    ({"top_logprobs": 1_000_000}, "top_logprobs"),
+]
+B25_PROMPTS = [[], [(1 << 32) - 1], [1] * 50_000]
+
+
+async def test_one_bad_request_over_grpc_is_refused_before_scheduling_while_its_neighbour_goes_on(mesh, play, ids_of):
+    """B25."""
+    mesh.worker.scripts = [play.first(2, play.says(ids_of("one two three")), play.progresses)]
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{mesh.gateway.grpc_port}") as channel:
+        stub = gateway_pb2_grpc.InferenceServiceStub(channel)
+        neighbour = stub.Generate(gateway_pb2.GenerateRequest(model=MODEL, text="hi"))
+        assert (await neighbour.read()).HasField("started")
+        bad = [({"text": "hi", "options": {"sampling": fields}}, field) for fields, field in B25_SAMPLING]
+        bad += [({"tokens": {"ids": ids}}, "prompt") for ids in B25_PROMPTS]
+        for fields, field in bad:
+            with pytest.raises(grpc.aio.AioRpcError) as failed:
+                await stub.Generate(gateway_pb2.GenerateRequest(model=MODEL, **fields), timeout=10).read()
+            assert failed.value.code() is grpc.StatusCode.INVALID_ARGUMENT, fields
+            assert error_of(failed.value).field == field, fields
+        assert len(mesh.worker.requests) == len(mesh.scheduler.of_kind("open")) == 1
+        assert not neighbour.done()
+        neighbour.cancel()
+
+
+async def test_a_temperature_next_to_nothing_is_taken(mesh, play, ids_of):
+    mesh.worker.scripts = [play.says(ids_of("ok"))]
+    async with mesh.http() as client:
+        assert (await client.post(CHAT, json=body_of(CHAT, {"temperature": 1e-9}))).status_code == 200
