@@ -3,8 +3,9 @@
     1. Every running sequence that lacks one token decodes, oldest first.
     2. What the step may spend beside them (pacing.py) goes to unfinished prefills, in pieces: half of it to the oldest,
        what is left to the shortest first. So a short prompt does not wait for a long one: behind S tokens of shorter
-       ones its L are computed within 2 (S + L) / B steps of B prompt tokens. And a long one, once it is the oldest,
-       takes at most twice the time that it would have alone.
+       ones its L are computed within 2 (S + L) / B steps of B prompt tokens. And none starves: the oldest takes at most
+       twice the time that it would have alone, so behind T tokens of older ones L are done within 2 (T + L) / B steps,
+       however many short ones come.
     3. Waiting sequences start, strictly in order of arrival, while a slot, budget and blocks for all their known ids
        are there. A choice waits until no sibling computes their common prompt; it then finds that in the prefix cache.
 

@@ -5,6 +5,7 @@ The engine is the real one; time is the timing model's, so the gaps are exact an
 
 import json
 from collections.abc import Callable
+from collections.abc import Sequence as Many
 from dataclasses import dataclass, field
 from itertools import pairwise
 
@@ -14,6 +15,8 @@ from gpu_worker.engine.api import TokensEvent
 from gpu_worker.engine.build import warm_up
 from gpu_worker.engine.engine import BatchingEngine
 from gpu_worker.engine.presets import PRESETS
+from gpu_worker.engine.runner import Outcome
+from gpu_worker.engine.sequence import Piece
 from mesh.models import ModelFolder
 
 STREAMS, SHORTS, LONG_TOKENS = 32, 10, 6000
@@ -35,12 +38,15 @@ class Timeline:
     tokens_s: dict[str, list[float]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        runner = self.engine._runner
-        runner._sleep, self.engine._clock = self._pass, lambda: self.now_s
+        self._runner, self.engine._runner = self.engine._runner, self
+        self._runner._sleep, self.engine._clock = lambda _: None, lambda: self.now_s
+        self.check, self.clear, self.parts = self._runner.check, self._runner.clear, self._runner.parts
         warm_up(self.engine)
 
-    def _pass(self, seconds: float) -> None:
-        self.now_s += seconds
+    def run(self, pieces: Many[Piece], ending_ids: Many[int]) -> list[Outcome]:
+        """The runner's, in no time but the timing model's."""
+        self.now_s += self._runner._timing.seconds(pieces)
+        return self._runner.run(pieces, ending_ids)
 
     def step(self) -> None:
         for event in self.engine.step().events:
