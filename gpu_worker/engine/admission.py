@@ -82,7 +82,7 @@ class Admission:
 
 
 def waiting_tokens(waiting: list[Sequence]) -> int:
-    """Tokens to compute before all of these have started; a prompt that choices share counts once, KV on the host never."""
+    """Tokens to compute before all have started. A prompt that choices share counts once, KV on the host not at all."""
     seen: set[int] = set()
     tokens = 0
     for one in waiting:

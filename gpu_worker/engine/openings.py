@@ -1,8 +1,10 @@
 """Which blocks begin with which tokens: how a prompt finds the part of a block that it shares with another.
 
 Chain keys find whole blocks. Where two prompts part inside a block, or an answer ended there, the block's first tokens
-are as good for both: copying one block costs less than computing one token. Entries are per block, so memory is
-bounded by the pool; a look-up reads no more than the newest few blocks of the same parent and first token.
+are as good for both. One shared token pays: a block's copy is read and written once (0.1 ms for the 0.7 MB of a 135M
+model in fp32 on a CPU), as clearing the new block would be, and a token's prefill takes several times as long there and
+grows with the model as its blocks do. Entries are per block, so memory is bounded by the pool; a look-up reads no more
+than the newest few blocks of the same parent and first token.
 """
 
 from collections.abc import Sequence
