@@ -3,7 +3,6 @@
 import math
 
 import pytest
-import torch
 
 from gpu_worker.engine.api import Reason
 from gpu_worker.engine.grammar import GrammarFailed
@@ -72,24 +71,28 @@ def test_a_temperature_next_to_nothing_is_greedy_and_disturbs_nobody(lab, undist
 
 
 class Poisoned:
-    """A decoder that raises in every batch that holds `token`, or gives that row NaN."""
+    """A runner that raises in every step that holds the request "bad", before or after it was computed."""
 
-    def __init__(self, decoder, token: int, how: str) -> None:
-        self._decoder, self._token, self._how = decoder, token, how
-        self.kv_shape = decoder.kv_shape
+    def __init__(self, runner, when: str) -> None:
+        self._runner, self._when = runner, when
 
-    def forward(self, batch, kv):
-        logits = self._decoder.forward(batch, kv)
-        if self._how == "raise" and (batch.token_ids == self._token).any():
+    def __getattr__(self, name):
+        return getattr(self._runner, name)
+
+    def run(self, pieces, ending_ids):
+        bad = any(piece.sequence.request.plan.request_id == "bad" for piece in pieces)
+        if bad and self._when == "before":
             raise RuntimeError("a kernel failed")
-        ends = batch.token_ids[batch.logit_rows]
-        return torch.where((ends == self._token)[:, None], torch.nan, logits) if self._how == "nan" else logits
+        outcomes = self._runner.run(pieces, ending_ids)
+        if bad:
+            raise RuntimeError("a kernel failed")
+        return outcomes
 
 
-@pytest.mark.parametrize("how", ["raise", "nan"])
-def test_what_breaks_in_a_shared_step_fails_alone(lab, undisturbed, how):
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_what_breaks_a_shared_step_fails_alone(lab, undisturbed, when):
     engine = lab.engine(blocks=6)
-    engine._runner._decoder = Poisoned(engine._runner._decoder, 90, how)
+    engine._runner = Poisoned(engine._runner, when)
     for plan in [lab.plan("bad", [90], max_tokens=12), *neighbours(lab)]:
         engine.submit(plan)
     answers = lab.finish(engine)
