@@ -35,7 +35,7 @@ async def test_hello_says_who_the_worker_is_and_where(rig: Any, eventually: Any)
     assert (hello.model_digest, hello.tokenizer_digest) == (info.model_digest, info.tokenizer_digest)
     assert (hello.geometry.layers, hello.geometry.kv_heads, hello.geometry.head_dim) == (2, 2, 8)
     assert hello.total_blocks == info.total_blocks > 0
-    assert hello.context_tokens == 6144  # preset mixed
+    assert hello.context_tokens == 8192
     assert hello.block_format_version == FORMAT_VERSION
     assert "stop_choices" in hello.features
 
