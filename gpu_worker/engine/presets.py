@@ -78,10 +78,11 @@ def pace(config: EngineConfig) -> Pace:
 
 
 def batch_limit(config: EngineConfig) -> BatchLimit:
-    """How many choices may run. `max_sequences` replaces the most."""
+    """How many choices may run. A `max_sequences` other than the preset's is the limit itself, whatever the load."""
     preset, most = PRESETS[config.preset], settled(config).max_sequences
+    fewest = preset.sequences[0] if most == preset.sequences[1] else most
     target_ms = config.itl_target_ms or preset.itl_target_ms
-    return BatchLimit(min(preset.sequences[0], most), most, target_ms / 1000)
+    return BatchLimit(fewest, most, target_ms / 1000)
 
 
 def window_of(config: EngineConfig, info: EngineInfo) -> Window:

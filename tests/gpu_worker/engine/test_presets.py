@@ -37,6 +37,11 @@ def test_what_is_set_goes_before_the_preset(lab) -> None:
     assert (goals.most_tokens, goals.itl_target_s) == (7, 0.04)
 
 
+def test_a_most_of_ones_own_is_the_limit_whatever_the_load() -> None:
+    limit = presets.batch_limit(EngineConfig(model="m", preset="latency", max_sequences=24))
+    assert (limit.fewest, limit.most) == (24, 24)
+
+
 def test_the_default_is_mixed_and_never_more_than_the_model_can(lab) -> None:
     assert EngineConfig(model="m").preset == "mixed"
     info = lab.engine(blocks=2000).info
