@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from gpu_worker.engine.api import ChoicePlan, Reason
+from gpu_worker.models.registry import load
 
 PROMPTS = [list(range(3, 3 + length)) for length in (1, 15, 16, 17, 40, 60)] + [[9, 8, 7] * 9]
 
@@ -63,6 +64,13 @@ def test_counts_never_drift_over_many_short_requests(lab):
     assert len(lab.answer(engine, lab.plan("full", [5] * 250, max_tokens=6))) == 6
 
 
+@pytest.fixture(scope="module")
+def plain_lab(torch_lab, tiny_folder):
+    """With torch's operators, whose decoder can be replaced by one that breaks."""
+    model = load(tiny_folder, torch.device("cpu"), "fp32", lambda fraction, what: None, "torch")
+    return type(torch_lab)(tiny_folder, model)
+
+
 class Faulty:
     """A decoder that breaks on one token id, as a kernel might: by raising, or by writing NaN as its K and V."""
 
@@ -82,37 +90,37 @@ class Faulty:
 
 
 @pytest.mark.parametrize("how", ["raise", "nan"])
-def test_a_sequence_that_breaks_a_step_ends_alone(torch_lab, answers, how):
+def test_a_sequence_that_breaks_a_step_ends_alone(plain_lab, answers, how):
     """B25: its neighbours in the same batch go on, and what it computed is found by nobody."""
-    engine = torch_lab.engine(prefill_chunk=48)
-    good = [torch_lab.plan(f"good{i}", [10 + i] * (12 + i), max_tokens=10) for i in range(2)]
-    bad = torch_lab.plan("bad", [11] * 20 + [90] * 30, max_tokens=10)
-    calm = {plan.request_id: torch_lab.answer(torch_lab.engine(), plan) for plan in [*good, bad]}
+    engine = plain_lab.engine(prefill_chunk=48)
+    good = [plain_lab.plan(f"good{i}", [10 + i] * (12 + i), max_tokens=10) for i in range(2)]
+    bad = plain_lab.plan("bad", [11] * 20 + [90] * 30, max_tokens=10)
+    calm = {plan.request_id: plain_lab.answer(plain_lab.engine(), plan) for plan in [*good, bad]}
     healthy = engine._runner._decoder
     engine._runner._decoder = Faulty(healthy, 90, how)
     for plan in (good[0], bad, good[1]):
         engine.submit(plan)
-    torch_lab.finish(engine, answers)
+    plain_lab.finish(engine, answers)
     end = answers.ends.pop(("bad", 0))
     assert (end.reason, end.completion_tokens) == (Reason.ERROR, 0)
     assert end.message
     assert answers.ids == {(plan.request_id, 0): calm[plan.request_id] for plan in good}
     engine._runner._decoder = healthy
-    assert torch_lab.answer(engine, bad) == calm["bad"]
+    assert plain_lab.answer(engine, bad) == calm["bad"]
 
 
-def test_the_blocks_of_a_broken_sequence_come_back_clean(torch_lab):
-    plans = [torch_lab.plan(f"r{i}", [20 + i] * length, max_tokens=20) for i, length in enumerate((3, 40))]
-    calm = {(plan.request_id, 0): torch_lab.answer(torch_lab.engine(), plan) for plan in plans}
-    engine = torch_lab.engine(blocks=8)
+def test_the_blocks_of_a_broken_sequence_come_back_clean(plain_lab):
+    plans = [plain_lab.plan(f"r{i}", [20 + i] * length, max_tokens=20) for i, length in enumerate((3, 40))]
+    calm = {(plan.request_id, 0): plain_lab.answer(plain_lab.engine(), plan) for plan in plans}
+    engine = plain_lab.engine(blocks=8)
     healthy = engine._runner._decoder
     engine._runner._decoder = Faulty(healthy, 90, "nan")
-    engine.submit(torch_lab.plan("bad", [90] * 120))
-    assert torch_lab.finish(engine).ends["bad", 0].reason == Reason.ERROR
+    engine.submit(plain_lab.plan("bad", [90] * 120))
+    assert plain_lab.finish(engine).ends["bad", 0].reason == Reason.ERROR
     engine._runner._decoder = healthy
     for plan in plans:
         engine.submit(plan)
-    assert torch_lab.finish(engine).ids == calm  # decoded together, masked where the shorter one has nothing
+    assert plain_lab.finish(engine).ids == calm  # decoded together, masked where the shorter one has nothing
 
 
 def test_prompt_tokens_count_once_however_they_are_cut_and_recomputed_ones_apart(lab, answers):
