@@ -1,6 +1,5 @@
 """Whole blocks in and out of the pool: what one engine computed serves another, and nothing that runs is hurt."""
 
-import multiprocessing
 import socket
 import threading
 
@@ -9,6 +8,7 @@ import torch
 
 from gpu_worker.engine.api import AcceptedEvent, ChoicePlan, FinishedEvent, TokensEvent
 from gpu_worker.engine.bulk import HEADER, BulkPort, Kind
+from gpu_worker.engine.frames import FramePort
 from gpu_worker.engine.holdings import DEVICE_TIER, SHARED_TIER
 from gpu_worker.engine.kv import BlockPool
 from gpu_worker.engine.messages import Shutdown, StepDone, Submit, decode_report, encode
@@ -164,11 +164,12 @@ def test_blocks_move_between_steps_and_a_running_answer_keeps_its_tokens(lab):
     payload = next(iter(computed(source, lab, lab.plan("r", PROMPT)).values()))
     plan = lab.plan("runs", PROMPT, max_tokens=120)
     alone = lab.answer(lab.engine(), plan)
-    ours, theirs = multiprocessing.Pipe()
+    ours, theirs = socket.socketpair()
     our_blocks, their_blocks = socket.socketpair()
     loop = threading.Thread(target=serve, args=(engine, _Port(theirs, their_blocks)), daemon=True)
     loop.start()
-    ours.send_bytes(encode(Submit(plan)))
+    commands = FramePort(ours)
+    commands.send(encode(Submit(plan)))
     port, taken, ids = BulkPort(our_blocks), 0, []
     for at in range(60):
         port.send(Kind.LOAD, bytes([at]) * 16, payload)
@@ -181,11 +182,11 @@ def test_blocks_move_between_steps_and_a_running_answer_keeps_its_tokens(lab):
     assert not port.receive().payload
     ended = False
     while not ended:
-        report = decode_report(ours.recv_bytes())
+        report = decode_report(commands.receive())
         assert isinstance(report, StepDone)
         ids += [token for event in report.result.events if isinstance(event, TokensEvent) for token in event.ids]
         ended = any(isinstance(event, FinishedEvent) for event in report.result.events)
-    ours.send_bytes(encode(Shutdown()))
+    commands.send(encode(Shutdown()))
     loop.join(10)
     assert taken == 60
     assert ids == alone
@@ -195,7 +196,7 @@ def test_blocks_move_between_steps_and_a_running_answer_keeps_its_tokens(lab):
 
 def test_the_engine_leaves_when_the_worker_is_gone_in_the_middle_of_a_block(lab):
     our_blocks, their_blocks = socket.socketpair()
-    ours, theirs = multiprocessing.Pipe()
+    ours, theirs = socket.socketpair()
     our_blocks.sendall(HEADER.pack(Kind.LOAD, bytes(16), 1000) + b"part")
     our_blocks.close()
     with pytest.raises(EOFError):
