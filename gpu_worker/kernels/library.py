@@ -1,8 +1,9 @@
 """The kernels' shared library: built once per machine with whatever compiler there is, then found again.
 
 It is compiled for this very processor (`-march=native`), so its name carries a digest of the sources, the compiler's
-version and the processor's features. A machine without a compiler, or of another architecture, has no library; the
-engine then computes with torch alone, and says so.
+version and the processor's features. Where there is no compiler, one of the libraries is taken that were built for
+kinds of processors beforehand (`python -m gpu_worker.kernels`, as the image does). With neither, or on another
+architecture, the engine computes with torch alone, and says so.
 """
 
 import ctypes
@@ -14,28 +15,36 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
-from functools import cache
+from functools import lru_cache
 from pathlib import Path
-
-from mesh.models import cache_dir
 
 log = logging.getLogger(__name__)
 
 SOURCES = Path(__file__).parent / "cpu"
 FLAGS = [
-    *("-O3", "-std=c++17", "-march=native", "-shared", "-fPIC", "-pthread", "-fvisibility=hidden"),
-    *("-ffp-contract=on", "-fno-math-errno", "-Wno-psabi", "-Wno-uninitialized", "-Wno-maybe-uninitialized"),
+    *("-O3", "-std=c++17", "-shared", "-fPIC", "-pthread", "-fvisibility=hidden", "-ffp-contract=on"),
+    *("-fno-math-errno", "-w"),
 ]
 COMPILE_TIMEOUT_S = 300
-# Without these no kernel here can be compiled.
-NEEDED_FEATURES = {"avx2", "fma", "f16c"}
+# Kinds of processors, the ablest first: the compiler's name for them, and the features that the system must name.
+_AVX2 = {"avx2", "fma", "f16c", "bmi2"}
+_AVX512 = _AVX2 | {"avx512f", "avx512bw", "avx512dq", "avx512vl"}
+KINDS = {
+    "avx512": (
+        ["-march=x86-64-v4", "-mavx512vnni", "-mavx512bf16"],
+        _AVX512 | {"avx512_vnni", "avx512_bf16"},
+    ),
+    "avx2": (["-march=x86-64-v3"], _AVX2),
+}
+NO_COMPILER = "no C++ compiler was found: install g++ or clang++, or `pip install ziglang`, or set CXX"
+PREBUILT = Path(__file__).parent / "built"
 
 
 class NoKernels(Exception):
     """There is no library for this machine; the message says why and what would help."""
 
 
-@cache
+@lru_cache(1)
 def library() -> ctypes.CDLL:
     """The loaded library. Raises NoKernels."""
     return ctypes.CDLL(str(built()))
@@ -44,16 +53,30 @@ def library() -> ctypes.CDLL:
 def built() -> Path:
     """The library's file, compiled if it is not there yet. Raises NoKernels."""
     features = processor_features()
-    if platform.machine() != "x86_64" or not features >= NEEDED_FEATURES:
-        lacking = ", ".join(sorted(NEEDED_FEATURES - features)) or platform.machine()
+    if platform.machine() != "x86_64" or not features >= _AVX2:
+        lacking = ", ".join(sorted(_AVX2 - features)) or platform.machine()
         raise NoKernels(f"the CPU kernels need x86-64 with AVX2, FMA and F16C (here: {lacking})")
     compiler = next(compilers(), None)
     if compiler is None:
-        raise NoKernels("no C++ compiler was found: install g++ or clang++, or `pip install ziglang`, or set CXX")
-    file = cache_dir() / "kernels" / f"shoal-{_digest(compiler, features)}.so"
+        return _prebuilt(features)
+    file = cache() / f"shoal-{_digest(compiler, features)}.so"
     if not file.is_file():
-        _compile(compiler, file)
+        log.info("compiling the CPU kernels (once on this machine)")
+        compile_into(file, compiler, ["-march=native"])
     return file
+
+
+def cache() -> Path:
+    """Where libraries are kept: with the user, whatever SHOAL_HOME is, for they are the machine's."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "shoal" / "kernels"
+
+
+def _prebuilt(features: set[str]) -> Path:
+    for kind, (_, needed) in KINDS.items():
+        file = PREBUILT / f"shoal-{kind}.so"
+        if file.is_file() and features >= needed:
+            return file
+    raise NoKernels(NO_COMPILER)
 
 
 def compilers() -> Iterator[list[str]]:
@@ -84,12 +107,11 @@ def _digest(compiler: list[str], features: set[str]) -> str:
     return digest.hexdigest()
 
 
-def _compile(compiler: list[str], file: Path) -> None:
-    """Compile into `file`, whole or not at all: several workers may start at once."""
-    log.info("compiling the CPU kernels (once on this machine)")
+def compile_into(file: Path, compiler: list[str], flags: list[str]) -> None:
+    """Compile into `file`, whole or not at all: several workers may start at once. Raises NoKernels."""
     file.parent.mkdir(parents=True, exist_ok=True)
     part = file.with_suffix(f".{os.getpid()}")
-    command = [*compiler, *FLAGS, str(SOURCES / "program.cpp"), "-o", str(part)]
+    command = [*compiler, *FLAGS, *flags, str(SOURCES / "program.cpp"), "-o", str(part)]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=COMPILE_TIMEOUT_S, check=False)
         if done.returncode:

@@ -62,7 +62,7 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
 
 
 @cache
-def _kernels() -> Any:
+def kernels() -> Any:
     """The library with its signatures. Raises NoKernels."""
     lib = library()
     for name, (result, arguments) in _SIGNATURES.items():
@@ -73,16 +73,16 @@ def _kernels() -> Any:
 
 def instructions() -> str:
     """Which instructions the kernels were compiled for, e.g. "avx512-bf16-vnni". Raises NoKernels."""
-    return str(_kernels().shoal_instructions().decode())
+    return str(kernels().shoal_instructions().decode())
 
 
 class _Owned:
     """Something the library made."""
 
     def __init__(self, kind: str, *arguments: Any) -> None:
-        kernels = _kernels()
-        self.handle: int = getattr(kernels, f"shoal_{kind}_new")(*arguments)
-        weakref.finalize(self, getattr(kernels, f"shoal_{kind}_free"), self.handle)
+        lib = kernels()
+        self.handle: int = getattr(lib, f"shoal_{kind}_new")(*arguments)
+        weakref.finalize(self, getattr(lib, f"shoal_{kind}_free"), self.handle)
 
 
 def _fp32(tensor: torch.Tensor | None) -> torch.Tensor | None:
@@ -119,8 +119,8 @@ class Rows(_Owned):
 
     def numpy(self) -> npt.NDArray[np.float32]:
         """[rows, width], the library's own memory: valid as long as this object."""
-        stride = _kernels().shoal_rows_stride(self.handle)
-        data = (c_float * (self.rows * stride)).from_address(_kernels().shoal_rows_data(self.handle))
+        stride = kernels().shoal_rows_stride(self.handle)
+        data = (c_float * (self.rows * stride)).from_address(kernels().shoal_rows_data(self.handle))
         return np.frombuffer(data, np.float32).reshape(self.rows, stride)[:, : self.width]
 
 
@@ -136,8 +136,8 @@ class Kv(_Owned):
 
     def __init__(self, blocks: int, layers: int, kv_heads: int, head_dim: int, bf16: bool) -> None:
         super().__init__("kv", blocks, layers, kv_heads, head_dim, int(bf16))
-        self.block_bytes: int = _kernels().shoal_kv_block_bytes(self.handle)
-        data = (c_uint8 * (blocks * self.block_bytes)).from_address(_kernels().shoal_kv_data(self.handle))
+        self.block_bytes: int = kernels().shoal_kv_block_bytes(self.handle)
+        data = (c_uint8 * (blocks * self.block_bytes)).from_address(kernels().shoal_kv_data(self.handle))
         self._blocks = np.frombuffer(data, np.uint8).reshape(blocks, self.block_bytes)
 
     def read_block(self, block: int) -> memoryview:
@@ -175,7 +175,7 @@ class Program:
 
     def __init__(self, threads: int, max_rows: int, max_logits: int) -> None:
         self.max_rows, self.max_logits = max_rows, max_logits
-        self._kernels = _kernels()
+        self._lib = kernels()
         self._program = _Owned("program", threads, SPINS, max_rows, max_logits)
         self._kept: list[Any] = []  # what the operations point to
         self.tokens = np.zeros(max_logits, np.int32)  # [R] the likeliest of each row

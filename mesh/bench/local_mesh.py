@@ -107,12 +107,9 @@ def running(plan: MeshPlan, env: dict[str, str] | None = None) -> Iterator[Local
 
 
 def _share(home: Path, folder: models.ModelFolder) -> None:
-    """What the mesh has of this user's own home: the model, and kernels that were built on this machine or now are."""
+    """What the mesh has of this user's own home: the model."""
     (home / "models").mkdir()
     (home / "models" / folder.name).symlink_to(folder.path)
-    kernels = models.cache_dir() / "kernels"
-    kernels.mkdir(parents=True, exist_ok=True)
-    (home / "kernels").symlink_to(kernels)
 
 
 def _start(plan: MeshPlan, home: Path, env: dict[str, str]) -> "subprocess.Popen[bytes]":

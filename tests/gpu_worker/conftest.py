@@ -3,7 +3,7 @@
 import asyncio
 import json
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -18,6 +18,7 @@ import torch
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from safetensors.torch import save_file
 
+from gpu_worker.kernels import library, program
 from gpu_worker.settings import WorkerSettings
 from gpu_worker.worker import Worker
 from mesh.client import connect
@@ -239,3 +240,17 @@ async def rig(tiny_model: Path) -> AsyncIterator[Rig]:
     """The worker that tests share which leave it as they found it."""
     async with _rig(tiny_model) as rig:
         yield await _ready(rig)
+
+
+@pytest.fixture
+def no_compiler(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path]:
+    """A machine on which no program is found, and nothing was built before."""
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("CXX", raising=False)
+    monkeypatch.setattr(library, "PREBUILT", tmp_path)
+    kept = library.library, program.kernels
+    for one in kept:
+        one.cache_clear()
+    yield tmp_path
+    for one in kept:
+        one.cache_clear()

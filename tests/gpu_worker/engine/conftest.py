@@ -154,6 +154,12 @@ def torch_lab(tiny_folder: ModelFolder, tiny_model: LoadedModel) -> Lab:
 
 
 @pytest.fixture(scope="session")
+def plain_lab(tiny_folder: ModelFolder) -> Lab:
+    """With torch's operators, whose decoder can be replaced by one that breaks."""
+    return Lab(tiny_folder, load(tiny_folder, torch.device("cpu"), "fp32", silent, "torch"))
+
+
+@pytest.fixture(scope="session")
 def simulated_lab(tiny_folder: ModelFolder, tiny_model: LoadedModel) -> Lab:
     return SimulatedLab(tiny_folder, tiny_model)
 

@@ -7,7 +7,6 @@ import pytest
 import torch
 
 from gpu_worker.engine.api import ChoicePlan, Reason
-from gpu_worker.models.registry import load
 
 PROMPTS = [list(range(3, 3 + length)) for length in (1, 15, 16, 17, 40, 60)] + [[9, 8, 7] * 9]
 
@@ -62,13 +61,6 @@ def test_counts_never_drift_over_many_short_requests(lab):
     load = engine.step().load
     assert (load.used_blocks, load.committed_blocks, load.running) == (0, 0, [])
     assert len(lab.answer(engine, lab.plan("full", [5] * 250, max_tokens=6))) == 6
-
-
-@pytest.fixture(scope="module")
-def plain_lab(torch_lab, tiny_folder):
-    """With torch's operators, whose decoder can be replaced by one that breaks."""
-    model = load(tiny_folder, torch.device("cpu"), "fp32", lambda fraction, what: None, "torch")
-    return type(torch_lab)(tiny_folder, model)
 
 
 class Faulty:

@@ -73,7 +73,7 @@ def started(config: EngineConfig) -> Iterator[FramePort]:
 
 @pytest.fixture(scope="module")
 def config(tiny_folder) -> EngineConfig:
-    return EngineConfig(model=str(tiny_folder.path), kv_bytes=1 << 20, threads=1)
+    return EngineConfig(model=str(tiny_folder.path), precision="fp32", kv_bytes=1 << 20, threads=1)
 
 
 @pytest.fixture(scope="module")

@@ -32,6 +32,11 @@ class Dying:
         return logits
 
 
+@pytest.fixture(scope="module")
+def lab(plain_lab):
+    return plain_lab
+
+
 @pytest.fixture
 def engine(lab):
     """`engine(lives, how)`: an engine whose device is lost after so many forward passes."""
