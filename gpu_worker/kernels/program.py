@@ -175,7 +175,7 @@ class Program:
 
     def __init__(self, threads: int, max_rows: int, max_logits: int) -> None:
         self.max_rows, self.max_logits = max_rows, max_logits
-        self._lib = kernels()
+        self._kernels = kernels()
         self._program = _Owned("program", threads, SPINS, max_rows, max_logits)
         self._kept: list[Any] = []  # what the operations point to
         self.tokens = np.zeros(max_logits, np.int32)  # [R] the likeliest of each row
