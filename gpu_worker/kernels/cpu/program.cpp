@@ -99,7 +99,11 @@ class Program {
     }
 };
 
-constexpr int ROWS_PER_TASK = 4;
+// Rows of a task of their own: whole tiles, and of long pieces whole blocks, for two threads that write to the same
+// lines of the cache are slower than one.
+constexpr int FEW_ROWS = TILE > 12 ? TILE : 12, MANY_ROWS = 4 * FEW_ROWS;
+inline int rows_per_task(int rows) { return rows < 8 * MANY_ROWS ? FEW_ROWS : MANY_ROWS; }
+
 constexpr int ROW_BLOCK = 20 * TILE;       // rows that stay in a core's cache while weights pass by
 constexpr double TASK_PRODUCTS = 2.5e6;    // of a linear layer's task: some microseconds
 constexpr double TASK_BYTES = 160e3;
@@ -130,10 +134,10 @@ inline int logit_rows(const Batch& b) { return int(b.logit_rows.size()); }
 // Calls go(row) for the rows of a task.
 template <class Go>
 Operation by_rows(Part part, int (*rows)(const Batch&), Go go) {
-    return {part, [=](const Batch& b) { return blocks_of(rows(b), ROWS_PER_TASK); },
+    return {part, [=](const Batch& b) { return blocks_of(rows(b), rows_per_task(rows(b))); },
             [=](Batch& b, int task, int) {
-                const int last = std::min(rows(b), (task + 1) * ROWS_PER_TASK);
-                for (int row = task * ROWS_PER_TASK; row < last; row++) go(b, row);
+                const int step = rows_per_task(rows(b)), last = std::min(rows(b), (task + 1) * step);
+                for (int row = task * step; row < last; row++) go(b, row);
             }};
 }
 
