@@ -179,5 +179,5 @@ async def test_a_request_to_scale_that_cannot_be_carried_out_changes_nothing(mes
         said = await refused("worker=2")
     finally:
         model.with_suffix(".away").rename(model)
-    assert "worker-1 ended before it was ready" in said
+    assert "worker-1 cannot use its settings" in said
     assert f"shoal pull {mesh.plan.model}" in said
