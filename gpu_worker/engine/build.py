@@ -13,7 +13,7 @@ from gpu_worker.engine.engine import BatchingEngine
 from gpu_worker.engine.holdings import Holdings
 from gpu_worker.engine.kv import BlockPool
 from gpu_worker.engine.preparing import Compiler
-from gpu_worker.engine.runner import Runner
+from gpu_worker.engine.runner import NO_NUMBERS, Runner
 from gpu_worker.engine.schedule import Schedule
 from gpu_worker.engine.sequence import blocks_for
 from gpu_worker.engine.static_policy import PaddedRunner, StaticPolicy, UnsharedPool
@@ -78,10 +78,16 @@ def pool_blocks(config: EngineConfig, folder: Path, block_bytes: int, budget: in
     return total
 
 
-def warm_up(engine: Engine) -> None:
-    """One short greedy answer through the engine itself: proof that it works, and caches filled."""
+def warm_up(engine: Engine, model: str) -> None:
+    """One short greedy answer through the engine itself: proof that it works, and caches filled.
+
+    Raises LoadError if the model's weights lead to no numbers, RuntimeError if a step fails otherwise.
+    """
     engine.submit(warm_up_plan(engine.info, WARM_UP_TOKENS))
     while engine.has_work():
         for event in engine.step().events:
-            if getattr(event, "message", ""):
-                raise RuntimeError(f"the warm-up failed: {event}")
+            problem = getattr(event, "message", "")
+            if problem == NO_NUMBERS:
+                raise LoadError(Path(model), "its weights overflow: the first answer's logits are no numbers")
+            if problem:
+                raise RuntimeError(f"the warm-up failed: {problem}")

@@ -69,7 +69,7 @@ def _run(port: "_Port", config: EngineConfig) -> None:
     try:
         engine = build_engine(config, building)
         port.report_loading(0.98, "producing the first token")
-        warm_up(engine)
+        warm_up(engine, config.model)
         port.report_loading(1.0, "done")
     except (LoadError, ShoalError) as error:  # says all that can be done about it: no traceback, the worker logs it
         port.send(Fatal(str(error), unusable=True))

@@ -13,6 +13,8 @@ from mesh.sampling import Sampling
 
 # Of so many runs one is timed by part. A prime: no rhythm of prompts and answers falls in step with it.
 TIMED_EVERY = 61
+# The error of a sequence whose logits are not numbers.
+NO_NUMBERS = "the model gave no usable numbers for this request"
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +37,7 @@ class Outcome:
     def of(cls, piece: Piece, sampled: Sampled | None) -> "Outcome":
         """Of a piece that samples; None = its logits gave no token."""
         if sampled is None:
-            return cls(piece, error="the model gave no usable numbers for this request")
+            return cls(piece, error=NO_NUMBERS)
         return cls(piece, sampled)
 
 

@@ -38,9 +38,17 @@ def with_half_a_gguf(folder: Path) -> None:
     (folder / "half.gguf").write_bytes(b"GGUF\x03\0\0\0" + b"\xff" * 40)
 
 
+def with_weights_that_overflow(folder: Path) -> None:
+    """Finite, each of them: it loads, and fails when it is to make its first token."""
+    weights = load_file(folder / "model.safetensors")
+    weights["model.layers.1.mlp.gate_proj.weight"].fill_(3e38)
+    save_file(weights, folder / "model.safetensors")
+
+
 DAMAGES: dict[Callable[[Path], None], tuple[str, ...]] = {
     with_a_nan: ("model.safetensors, tensor model.layers.1.mlp.down_proj.weight: holds values that are not finite",),
-    with_three_layers: ("config.json, tensor model.layers.2.", "missing; expected shape [32]"),
+    with_three_layers: ("config.json, tensor model.layers.2.", "missing; expected shape [32"),
+    with_weights_that_overflow: ("its weights overflow: the first answer's logits are no numbers",),
     with_half_a_gguf: ("half.gguf: not a whole GGUF file: it claims 18446744073709551615 tensors", "fetch it again"),
 }
 

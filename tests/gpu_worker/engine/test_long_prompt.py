@@ -41,7 +41,7 @@ class Timeline:
         self._runner, self.engine._runner = self.engine._runner, self
         self._runner._sleep, self.engine._clock = lambda _: None, lambda: self.now_s
         self.check, self.clear, self.parts = self._runner.check, self._runner.clear, self._runner.parts
-        warm_up(self.engine)
+        warm_up(self.engine, "the model")
 
     def run(self, pieces: Many[Piece], ending_ids: Many[int]) -> list[Outcome]:
         """The runner's, in no time but the timing model's."""

@@ -194,7 +194,8 @@ import sys
 import gpu_worker.bridge, gpu_worker.worker, gpu_worker.engine.process
 from gpu_worker.engine.build import build_engine, warm_up
 from gpu_worker.engine.config import EngineConfig
-warm_up(build_engine(EngineConfig(model={str(real_folder.path)!r}, kind="simulated"), lambda *_: None))
+config = EngineConfig(model={str(real_folder.path)!r}, kind="simulated")
+warm_up(build_engine(config, lambda *_: None), config.model)
 sys.exit("torch" in sys.modules)
 """
     assert subprocess.run([sys.executable, "-c", code], timeout=60, check=False).returncode == 0
