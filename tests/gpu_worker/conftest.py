@@ -181,8 +181,8 @@ async def _scheduler() -> AsyncIterator[tuple[RecordingScheduler, str]]:
 def _worker(folder: Path, schedulers: str, settings: dict[str, Any]) -> tuple[Worker, Telemetry]:
     given = {
         "model": str(folder), "port": 0, "schedulers": schedulers, "kv_bytes": "8MiB", "threads": 1, "device": "cpu",
-        "context_tokens": 8192, "prefill_chunk": 16, "worker_id": "worker-under-test", "park_s": 1, "drain_s": 2,
-        "simulated_kv_bytes_per_token": 256, "simulated_step_ms": 1,
+        "context_tokens": 8192, "prefill_chunk": 16, "precision": "fp32", "worker_id": "worker-under-test",
+        "park_s": 1, "drain_s": 2, "simulated_kv_bytes_per_token": 256, "simulated_step_ms": 1,
     }  # fmt: skip
     chosen = WorkerSettings.load(**(given | settings))
     handlers = list(logging.getLogger().handlers)

@@ -1,10 +1,12 @@
 """WorkerService over gRPC, with the real engine on a tiny model."""
 
 import asyncio
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import grpc
 import pytest
+import pytest_asyncio
 from prometheus_client import CollectorRegistry
 
 from gpu_worker.engine.api import Logprob, TokensEvent
@@ -18,6 +20,13 @@ from shoal.types.v1 import types_pb2
 from shoal.worker.v1 import worker_pb2
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="session")
+async def unhurried(own_worker: Callable[..., Any], ready: Callable[..., Any]) -> AsyncIterator[Any]:
+    """A worker whose long prompts take a second whatever the machine, for what happens meanwhile."""
+    async with own_worker(kind="simulated", simulated_prefill_tokens_per_s=10_000) as rig:
+        yield await ready(rig)
 
 
 async def collect(call: Any) -> list[Any]:
@@ -219,26 +228,26 @@ async def test_the_same_or_an_older_attempt_is_refused_and_the_running_one_goes_
     assert finishes(await collect(running))[0].completion_tokens == 400
 
 
-async def test_a_client_that_is_gone_while_queued_frees_all_within_a_second(rig: Any, eventually: Any) -> None:
-    await eventually(lambda: rig.idle)
-    long = [rig.stub.Generate(rig.request(prompt_ids=[7 + n] * 5000), timeout=20) for n in range(3)]
+async def test_a_client_that_is_gone_while_queued_frees_all_within_a_second(unhurried: Any, eventually: Any) -> None:
+    await eventually(lambda: unhurried.idle)
+    long = [unhurried.stub.Generate(unhurried.request(prompt_ids=[7 + n] * 5000), timeout=20) for n in range(3)]
     calls = [asyncio.ensure_future(collect(call)) for call in long]
-    await eventually(lambda: rig.bridge.load.waiting_sequences and len(rig.bridge.running()) == 3)
+    await eventually(lambda: unhurried.bridge.load.waiting_sequences and len(unhurried.bridge.running()) == 3)
     for call in calls:
         call.cancel()
-    await eventually(lambda: rig.idle, timeout_s=1)
+    await eventually(lambda: unhurried.idle, timeout_s=1)
     await asyncio.wait(calls)
 
 
-async def test_a_client_that_is_gone_in_prefill_frees_all_within_a_second(rig: Any, eventually: Any) -> None:
-    await eventually(lambda: rig.idle)
-    request = rig.request(prompt_ids=[9, 8] * 3500)
-    call = rig.stub.Generate(request, timeout=20)
+async def test_a_client_that_is_gone_in_prefill_frees_all_within_a_second(unhurried: Any, eventually: Any) -> None:
+    await eventually(lambda: unhurried.idle)
+    request = unhurried.request(prompt_ids=[9, 8] * 3500)
+    call = unhurried.stub.Generate(request, timeout=20)
     reading = asyncio.ensure_future(collect(call))
     id_ = request.meta.request_id
-    await eventually(lambda: 16 <= rig.bridge.load.computed.get(id_, 0) < 7000)
+    await eventually(lambda: 16 <= unhurried.bridge.load.computed.get(id_, 0) < 7000)
     reading.cancel()
-    await eventually(lambda: rig.idle, timeout_s=1)
+    await eventually(lambda: unhurried.idle, timeout_s=1)
     await asyncio.wait([reading])
 
 
@@ -288,27 +297,29 @@ async def test_a_client_that_is_gone_while_it_does_not_read_frees_all_too(rig: A
     await eventually(lambda: rig.idle, timeout_s=1)
 
 
-async def test_a_request_without_room_is_refused_with_the_time_to_come_back(rig: Any, eventually: Any) -> None:
-    calls = [rig.stub.Generate(rig.request(prompt_ids=[40 + n] * 5400), timeout=20) for n in range(3)]
+async def test_a_request_without_room_is_refused_with_the_time_to_come_back(unhurried: Any, eventually: Any) -> None:
+    calls = [unhurried.stub.Generate(unhurried.request(prompt_ids=[40 + n] * 5400), timeout=20) for n in range(3)]
     reading = [asyncio.ensure_future(collect(call)) for call in calls]
-    await eventually(lambda: len(rig.bridge.load.running) == 3)
+    await eventually(lambda: len(unhurried.bridge.load.running) == 3)
     # The oldest and one beside it are computed, one waits: another fits behind it, and no more.
-    reading.append(asyncio.ensure_future(collect(rig.stub.Generate(rig.request(prompt_ids=[49] * 8000), timeout=20))))
-    await eventually(lambda: len(rig.bridge.load.running) == 4)
-    error = await error_from(rig.stub.Generate(rig.request(prompt_ids=[50] * 8000), timeout=20))
+    reading.append(
+        asyncio.ensure_future(collect(unhurried.stub.Generate(unhurried.request(prompt_ids=[49] * 8000), timeout=20)))
+    )
+    await eventually(lambda: len(unhurried.bridge.load.running) == 4)
+    error = await error_from(unhurried.stub.Generate(unhurried.request(prompt_ids=[50] * 8000), timeout=20))
     assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
     assert error_of(error).code == "no_room"
     assert error_of(error).retry_after_s > 0
     for task in reading:
         task.cancel()
-    await eventually(lambda: rig.idle, timeout_s=1)
+    await eventually(lambda: unhurried.idle, timeout_s=1)
     await asyncio.wait(reading)
 
 
-async def test_a_waiting_request_hears_progress_four_times_a_second(rig: Any) -> None:
+async def test_a_waiting_request_hears_progress_four_times_a_second(unhurried: Any) -> None:
     loop = asyncio.get_running_loop()
     last, gaps, phases = loop.time(), [], []
-    async for response in rig.stub.Generate(rig.request(prompt_ids=[5, 6, 7] * 2700), timeout=30):
+    async for response in unhurried.stub.Generate(unhurried.request(prompt_ids=[5, 6, 7] * 2700), timeout=30):
         gaps.append(loop.time() - last)
         last = loop.time()
         if response.HasField("progress"):

@@ -21,7 +21,7 @@ WINDOWS = [[3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8, 9, 7, 9, 3, 2, 3, 8, 4], [2, 7, 
 
 @pytest.fixture
 def config(tiny_folder) -> EngineConfig:
-    return EngineConfig(model=str(tiny_folder.path), kv_bytes=1 << 20, threads=1)
+    return EngineConfig(model=str(tiny_folder.path), precision="fp32", kv_bytes=1 << 20, threads=1)
 
 
 @pytest.fixture
@@ -81,6 +81,7 @@ def test_the_machines_limits_are_positive_numbers(monkeypatch):
 
 def test_a_task_says_how_far_it_is_and_then_its_result(config, monkeypatch):
     monkeypatch.setenv("SHOAL_MODEL", config.model)
+    monkeypatch.setenv("SHOAL_WORKER_PRECISION", config.precision)
     monkeypatch.setenv("SHOAL_WORKER_KV_BYTES", "1MiB")
     out = io.StringIO()
     assert serve("perplexity", {"windows": WINDOWS}, out) == 0
