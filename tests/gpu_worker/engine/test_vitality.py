@@ -1,6 +1,6 @@
 """(B22) An engine that computes nothing any more says so; one that is only given bad requests goes on."""
 
-import multiprocessing
+import socket
 import threading
 
 import pytest
@@ -9,6 +9,7 @@ import torch
 from gpu_worker.engine import process
 from gpu_worker.engine.api import FinishedEvent, Reason
 from gpu_worker.engine.config import EngineConfig
+from gpu_worker.engine.frames import FramePort
 from gpu_worker.engine.messages import Fatal, Ready, Submit, decode_report, encode
 from gpu_worker.engine.vitality import BARREN_STEPS, EngineBroken
 
@@ -82,18 +83,20 @@ def test_a_step_that_succeeds_starts_the_count_anew(lab, engine, answers):
 def test_the_engines_process_ends_with_the_reason(lab, engine, monkeypatch):
     broken = engine(6)  # enough to be proven after loading
     monkeypatch.setattr(process, "build_engine", lambda config, progress: broken)
-    ours, theirs = multiprocessing.Pipe()
+    end, theirs = socket.socketpair()
+    ours = FramePort(end)
     thread = threading.Thread(target=process._run, args=(process._Port(theirs), EngineConfig(model="tiny")))
     thread.start()
     reports = []
     while not (reports and isinstance(reports[-1], Fatal)):
-        assert ours.poll(30), "the engine says nothing"
-        reports.append(decode_report(ours.recv_bytes()))
+        assert ours.pending(30), "the engine says nothing"
+        reports.append(decode_report(ours.receive()))
         failed = [event for event in events_of(reports[-1]) if isinstance(event, FinishedEvent)]
         if isinstance(reports[-1], Ready) or failed:
-            ours.send_bytes(encode(Submit(lab.plan(f"r{len(reports)}"))))
+            ours.send(encode(Submit(lab.plan(f"r{len(reports)}"))))
     thread.join()
     ours.close()
+    theirs.close()
     assert "warm-up prompt" in reports[-1].message
 
 
