@@ -16,7 +16,8 @@ QUESTION = "What is the capital of France?"
 
 @pytest.fixture
 def ask(mesh: Any) -> dict[str, Any]:
-    return {"model": mesh.plan.model, "messages": [{"role": "user", "content": QUESTION}], "temperature": 0}
+    messages = [{"role": "user", "content": QUESTION}]
+    return {"model": mesh.plan.model, "messages": messages, "temperature": 0, "max_tokens": 64}
 
 
 @pytest.fixture
