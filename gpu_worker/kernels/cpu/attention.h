@@ -5,8 +5,8 @@
 // on its own query and keys only: the kernels for one row and for many add in the same order, keys beyond a row's own
 // position have weight zero. So a prompt computed whole, in pieces or token by token gives the same bits.
 //
-// Query heads that share a KV head are rows of one tile. A decode's segments are tasks of their own (a long context is
-// spread over all threads); whoever reads the result merges them.
+// Query heads that share a KV head are rows of one tile. A long context of a decode is spread over all threads, and its
+// segments are merged by a later operation, in the same order.
 #pragma once
 #include <vector>
 
@@ -24,8 +24,10 @@ struct Piece {
     int first_row, count, start;
     const int32_t* table;  // its blocks
     bool samples;
-    int partial;  // a decode's place among the partial results, in segments
+    int partial;  // a split piece's place among the partial results, in segments
     int segments() const { return (start + count + SEGMENT - 1) / SEGMENT; }
+    // A decode over a long context: its segments are spread over tasks, and merged when all are there.
+    bool split() const { return count == 1 && segments() > SPLIT_SEGMENTS; }
 };
 
 struct AttentionTask {
@@ -194,7 +196,7 @@ class Attention {
              float* partials, const Rows& out) const {
         load_queries(m, task, piece, q);
         const int rows = task.queries * task.heads;
-        const bool split = piece.count == 1;
+        const bool split = piece.split();
         for (int s = task.first_segment; s < task.last_segment; s++) {
             segment(m, rows, piece, layer, task.kv_head, s);
             for (int r = 0; r < rows; r++) {
@@ -216,7 +218,7 @@ class Attention {
         }
     }
 
-    // Merges a decode's segments into its row of `out`.
+    // Merges a split piece's segments into its row of `out`.
     void finish(const Piece& piece, float* partials, const Rows& out) const {
         alignas(64) float result[MAX_DIM];
         for (int head = 0; head < shape_.heads; head++) {

@@ -14,7 +14,7 @@
 // within a group are exact in int32.
 #pragma once
 #include <algorithm>
-#include <stdexcept>
+#include <cmath>
 
 #include "memory.h"
 #include "vec.h"
@@ -27,6 +27,8 @@ constexpr int PANEL = 16;           // outputs
 constexpr int PAIR = 2 * PANEL;     // outputs of a pair of panels
 constexpr int REGS = PAIR / LANES;  // registers that hold one unit of each
 constexpr int GROUP = 32;        // inputs of a row that share a scale, weights of an output that share an int4 step
+constexpr int NIBBLE_BYTES = PAIR * GROUP / 2;           // of a group of a pair of panels of int4
+constexpr int INT4_BYTES = NIBBLE_BYTES + 2 * PAIR * 2;  // with steps and least values
 constexpr int K_STEP = 64;       // rows are padded with zeros to a multiple
 constexpr int AHEAD = 2048;      // bytes of weights to prefetch
 #ifdef __AVX512F__
@@ -78,7 +80,7 @@ struct Weights {
     Memory bias;    // float [pairs][2][16]
 
     static size_t bytes_of_pair(Format f, int kp) {
-        if (f == Format::int4) return size_t(kp / GROUP) * (PAIR * GROUP / 2 + 2 * PAIR * 2);
+        if (f == Format::int4) return size_t(kp / GROUP) * INT4_BYTES;
         return size_t(kp) / per_unit(f) * PAIR * 4;
     }
 
@@ -136,17 +138,16 @@ inline void Weights::pack_output(int pair, int lane, const float* row) {
             base[(size_t(i / 4) * PAIR + lane) * 4 + i % 4] = uint8_t(std::min(127, std::max(-127, q)) + 128);
         }
     } else {
-        const size_t group_bytes = PAIR * GROUP / 2 + 2 * PAIR * 2;
         for (int g = 0; g < kp / GROUP; g++) {
-            uint8_t* record = base + g * group_bytes;
+            uint8_t* record = base + g * INT4_BYTES;
             int first = g * GROUP, last = std::min(k, first + GROUP);
             float least = 0, most = 0;
             if (first < k) least = most = row[first];
             for (int i = first; i < last; i++) least = std::min(least, row[i]), most = std::max(most, row[i]);
             uint16_t step16 = to_fp16((most - least) / 15), least16 = to_fp16(least);
             float step = from_fp16(step16), base_value = from_fp16(least16);
-            reinterpret_cast<uint16_t*>(record + PAIR * GROUP / 2)[lane] = step16;
-            reinterpret_cast<uint16_t*>(record + PAIR * GROUP / 2)[PAIR + lane] = least16;
+            reinterpret_cast<uint16_t*>(record + NIBBLE_BYTES)[lane] = step16;
+            reinterpret_cast<uint16_t*>(record + NIBBLE_BYTES)[PAIR + lane] = least16;
             for (int i = first; i < last; i++) {
                 int q = step > 0 ? int(std::nearbyint((row[i] - base_value) / step)) : 0;
                 q = std::min(15, std::max(0, q));
@@ -228,33 +229,33 @@ inline void int4_tile(const Packed& a, const Weights& w, int row, int pair, cons
     const float *scales = a.row_scales(row, w.k), *totals = a.row_sums<float>(row, w.k);
     const uint8_t* p = w.data.as<uint8_t>() + pair * w.pair_bytes;
     vf acc[R][REGS] = {};
-    for (int g = 0; g < w.kp / GROUP; g++, scales += TILE, totals += TILE) {
+    for (int g = 0; g < w.kp / GROUP; g++, p += INT4_BYTES, scales += TILE, totals += TILE) {
         vi sum[R][REGS] = {};
-        for (int j = 0; j < GROUP / 8; j++, p += PAIR * 4, x += 2 * TILE) {
-            __builtin_prefetch(p + AHEAD);
+        for (int j = 0; j < GROUP / 8; j++, x += 2 * TILE) {
+            __builtin_prefetch(p + j * PAIR * 4 + AHEAD);
             SHOAL_UNROLL
             for (int i = 0; i < REGS; i++) {
-                vu nibbles = load_units(p + i * sizeof(vu));
+                vu nibbles = load_units(p + j * PAIR * 4 + i * sizeof(vu));
                 Weights4 low = weights4(nibbles & 0x0f0f0f0fu), high = weights4(nibbles >> 4 & 0x0f0f0f0fu);
                 SHOAL_UNROLL
                 for (int r = 0; r < R; r++)
                     sum[r][i] = dot4(dot4(sum[r][i], low, activations4(x[r])), high, activations4(x[r + TILE]));
             }
         }
+        const uint8_t* steps = p + NIBBLE_BYTES;
         SHOAL_UNROLL
         for (int i = 0; i < REGS; i++) {
-            vf step = load_fp16(p + i * LANES * 2), least = load_fp16(p + PAIR * 2 + i * LANES * 2);
+            vf step = load_fp16(steps + i * LANES * 2), least = load_fp16(steps + PAIR * 2 + i * LANES * 2);
             SHOAL_UNROLL
             for (int r = 0; r < R; r++) {
                 acc[r][i] = fma(to_float(sum[r][i]), step * broadcast(scales[r]), acc[r][i]);
                 acc[r][i] = fma(least, broadcast(totals[r]), acc[r][i]);
             }
         }
-        p += 4 * PAIR;
     }
     SHOAL_UNROLL
     for (int r = 0; r < R; r++) {
-        vf results[REGS];  // a copy: what is handed on by pointer would not stay in registers
+        vf results[REGS];
         SHOAL_UNROLL
         for (int i = 0; i < REGS; i++) results[i] = acc[r][i];
         emit(row + r, results);

@@ -16,7 +16,7 @@ enum Part { ATTENTION = 0, FEED_FORWARD = 1, SAMPLING = 2, OTHER = 3, PARTS = 4 
 struct Batch {
     int rows = 0;
     std::vector<Piece> pieces;
-    std::vector<int> position, row_piece, logit_rows;
+    std::vector<int> position, row_piece, logit_rows, split;
     const int32_t* tokens = nullptr;
     std::vector<AttentionTask> tasks;
     std::vector<float> partials;
@@ -51,6 +51,7 @@ class Program {
             for (size_t i = 0; i < operations.size(); i++) {
                 const Operation& one = operations[i];
                 const int tasks = one.tasks(batch);
+                if (!tasks) continue;
                 for (int task = next[i]++; task < tasks; task = next[i]++) one.run(batch, task, thread);
                 team.wait_for_all();
                 if (!timed || thread) continue;
@@ -64,7 +65,7 @@ class Program {
     void prepare(int pieces, const int32_t* counts, const int32_t* starts, const int32_t* offsets,
                  const int32_t* tables, const uint8_t* samples, const int32_t* tokens) {
         batch.pieces.clear(), batch.position.clear(), batch.row_piece.clear(), batch.logit_rows.clear();
-        batch.tasks.clear();
+        batch.tasks.clear(), batch.split.clear();
         batch.tokens = tokens;
         batch.rows = batch.partial_segments = 0;
         for (int i = 0; i < pieces; i++) {
@@ -72,7 +73,7 @@ class Program {
             for (int t = 0; t < p.count; t++) batch.position.push_back(p.start + t), batch.row_piece.push_back(i);
             batch.rows += p.count;
             if (p.samples) batch.logit_rows.push_back(batch.rows - 1);
-            if (p.count == 1) batch.partial_segments += p.segments();
+            if (p.split()) batch.partial_segments += p.segments(), batch.split.push_back(i);
             batch.pieces.push_back(p);
         }
         if (attention.heads) plan_attention();
@@ -84,7 +85,7 @@ class Program {
         batch.partials.resize(size_t(batch.partial_segments) * attention.heads * (attention.padded_dim + 2));
         for (int i = 0; i < int(batch.pieces.size()); i++) {
             const Piece& p = batch.pieces[i];
-            const int step = p.count == 1 ? SPLIT_SEGMENTS : p.segments();
+            const int step = p.split() ? SPLIT_SEGMENTS : p.segments();
             const int queries = std::max(1, TILE_ROWS / heads);
             for (int first = (p.count - 1) / queries * queries; first >= 0; first -= queries)  // heaviest first
                 for (int kv_head = 0; kv_head < attention.kv_heads; kv_head++)
@@ -99,10 +100,12 @@ class Program {
     }
 };
 
-// Rows of a task of their own: whole tiles, and of long pieces whole blocks, for two threads that write to the same
-// lines of the cache are slower than one.
+// Rows of a task: whole tiles, and of long pieces whole blocks, for two threads that write to the same lines of the cache
+// are slower than one. Few rows are cut by columns instead.
 constexpr int FEW_ROWS = TILE > 12 ? TILE : 12, MANY_ROWS = 4 * FEW_ROWS;
+constexpr int COLUMN_PARTS = 4;
 inline int rows_per_task(int rows) { return rows < 8 * MANY_ROWS ? FEW_ROWS : MANY_ROWS; }
+inline int column_parts(int rows) { return rows < 8 * FEW_ROWS && rows > 1 ? COLUMN_PARTS : 1; }
 
 constexpr int ROW_BLOCK = 20 * TILE;       // rows that stay in a core's cache while weights pass by
 constexpr double TASK_PRODUCTS = 2.5e6;    // of a linear layer's task: some microseconds
@@ -131,13 +134,28 @@ Operation linear(Part part, const Packed* in, const Weights* w, std::function<in
 inline int all_rows(const Batch& b) { return b.rows; }
 inline int logit_rows(const Batch& b) { return int(b.logit_rows.size()); }
 
-// Calls go(row) for the rows of a task.
+// Calls go(batch, row) for the rows of a task.
 template <class Go>
 Operation by_rows(Part part, int (*rows)(const Batch&), Go go) {
-    return {part, [=](const Batch& b) { return blocks_of(rows(b), rows_per_task(rows(b))); },
+    auto step = [=](const Batch& b) { return rows(b) <= 8 * FEW_ROWS ? 1 : rows_per_task(rows(b)); };
+    return {part, [=](const Batch& b) { return blocks_of(rows(b), step(b)); },
             [=](Batch& b, int task, int) {
-                const int step = rows_per_task(rows(b)), last = std::min(rows(b), (task + 1) * step);
-                for (int row = task * step; row < last; row++) go(b, row);
+                const int last = std::min(rows(b), (task + 1) * step(b));
+                for (int row = task * step(b); row < last; row++) go(b, row);
+            }};
+}
+
+// Calls go(batch, row, columns) for what a task takes of rows like `like`, to be packed.
+template <class Go>
+Operation by_tiles(Part part, int (*rows)(const Batch&), const Rows* like, Go go) {
+    return {part,
+            [=](const Batch& b) { return blocks_of(rows(b), rows_per_task(rows(b))) * column_parts(rows(b)); },
+            [=](Batch& b, int task, int) {
+                const int n = rows(b), step = rows_per_task(n), parts = column_parts(n), part = task % parts;
+                const int first = task / parts * step, steps = like->stride / K_STEP;
+                const Columns columns{steps * part / parts * K_STEP, steps * (part + 1) / parts * K_STEP};
+                if (columns.begin == columns.end) return;
+                for (int row = first; row < std::min(n, first + step); row++) go(b, row, columns);
             }};
 }
 
@@ -176,10 +194,12 @@ void add_attention(Program& p, const Kv* kv, int layer, const Rows* qkv, uint32_
                                 const AttentionTask& t = b.tasks[task];
                                 attention->run(p.memory[thread], t, b.pieces[t.piece], layer, q, b.partials.data(), *out);
                             }});
-    p.operations.push_back(by_rows(ATTENTION, all_rows, [=](Batch& b, int row) {
-        const Piece& piece = b.pieces[b.row_piece[row]];
-        if (piece.count == 1) attention->finish(piece, b.partials.data(), *out);
-        pack_row(out->row(row), out->stride, row, *packed, out->width);
+    p.operations.push_back({ATTENTION, [](const Batch& b) { return int(b.split.size()); },
+                            [=](Batch& b, int task, int) {
+                                attention->finish(b.pieces[b.split[task]], b.partials.data(), *out);
+                            }});
+    p.operations.push_back(by_tiles(ATTENTION, all_rows, out, [=](Batch&, int row, Columns columns) {
+        pack_row(out->row(row), columns, row, *packed, out->width);
     }));
 }
 
@@ -269,16 +289,16 @@ API void shoal_embed(Program* p, const uint16_t* bf16, const float* fp32, int wi
 // part: 0 before attention, 1 before the feed-forward, 3 before the head (then rows are those that need logits).
 API void shoal_norm(Program* p, int part, const Rows* x, const float* weight, float eps, const Packed* out) {
     const bool head = part == OTHER;
-    p->operations.push_back(by_rows(Part(part), head ? logit_rows : all_rows, [=](Batch& b, int row) {
+    p->operations.push_back(by_tiles(Part(part), head ? logit_rows : all_rows, x, [=](Batch& b, int row, Columns columns) {
         static thread_local std::vector<float> scratch;
         if (int(scratch.size()) < x->stride) scratch.resize(x->stride);
-        norm_row(x->row(head ? b.logit_rows[row] : row), weight, eps, x->width, x->stride, row, *out, scratch.data());
+        norm_row(x->row(head ? b.logit_rows[row] : row), weight, eps, *x, columns, row, *out, scratch.data());
     }));
 }
 
 API void shoal_pack(Program* p, int part, const Rows* x, const Packed* out) {
-    p->operations.push_back(by_rows(Part(part), all_rows, [=](Batch&, int row) {
-        pack_row(x->row(row), x->stride, row, *out, x->width);
+    p->operations.push_back(by_tiles(Part(part), all_rows, x, [=](Batch&, int row, Columns columns) {
+        pack_row(x->row(row), columns, row, *out, x->width);
     }));
 }
 

@@ -7,6 +7,11 @@
 
 namespace shoal {
 
+// Columns of a row that a task takes: multiples of K_STEP.
+struct Columns {
+    int begin, end;
+};
+
 struct Rows {
     int width, stride;
     Memory data;
@@ -25,10 +30,10 @@ inline float inverse_rms(const float* x, int width, int stride, float eps) {
 }
 
 template <class Unit>
-inline void pack_floats(const float* x, int stride, int row, const Packed& out, int k) {
+inline void pack_floats(const float* x, Columns columns, int row, const Packed& out, int k) {
     uint32_t* units = out.row_units(row, k);
     constexpr int COUNT = LANES / Unit::PER_UNIT;
-    for (int i = 0; i < stride; i += LANES) {
+    for (int i = columns.begin; i < columns.end; i += LANES) {
         uint32_t values[COUNT];
         Unit::store_units(values, load(x + i));
         for (int u = 0; u < COUNT; u++) units[size_t(i / Unit::PER_UNIT + u) * TILE] = values[u];
@@ -36,10 +41,10 @@ inline void pack_floats(const float* x, int stride, int row, const Packed& out, 
 }
 
 // Symmetric int8, a scale for each group: max |x| / 127.
-inline void pack_bytes(const float* x, int stride, int row, const Packed& out, int k) {
+inline void pack_bytes(const float* x, Columns columns, int row, const Packed& out, int k) {
     uint32_t* units = out.row_units(row, k);
     float* scales = out.row_scales(row, k);
-    for (int first = 0, g = 0; first < stride; first += GROUP, g++) {
+    for (int first = columns.begin, g = first / GROUP; first < columns.end; first += GROUP, g++) {
         vf most{}, unusable{};  // the latter stays zero but for infinity and NaN, which must not be rounded away
         for (int i = first; i < first + GROUP; i += LANES) {
             vf v = load(x + i);
@@ -65,20 +70,20 @@ inline void pack_bytes(const float* x, int stride, int row, const Packed& out, i
     }
 }
 
-inline void pack_row(const float* x, int stride, int row, const Packed& out, int k) {
+inline void pack_row(const float* x, Columns columns, int row, const Packed& out, int k) {
     switch (out.format) {
-        case Format::fp32: return pack_floats<Fp32>(x, stride, row, out, k);
-        case Format::bf16: return pack_floats<Bf16>(x, stride, row, out, k);
-        default: return pack_bytes(x, stride, row, out, k);
+        case Format::fp32: return pack_floats<Fp32>(x, columns, row, out, k);
+        case Format::bf16: return pack_floats<Bf16>(x, columns, row, out, k);
+        default: return pack_bytes(x, columns, row, out, k);
     }
 }
 
-// x / rms(x) * weight, packed; `scratch` holds a row.
-inline void norm_row(const float* x, const float* weight, float eps, int width, int stride, int row, const Packed& out,
-                     float* scratch) {
-    float inverse = inverse_rms(x, width, stride, eps);
-    for (int i = 0; i < stride; i += LANES) store(scratch + i, load(x + i) * inverse * load(weight + i));
-    pack_row(scratch, stride, row, out, width);
+// Columns of x / rms(x) * weight, packed; `scratch` holds a row.
+inline void norm_row(const float* x, const float* weight, float eps, const Rows& like, Columns columns, int row,
+                     const Packed& out, float* scratch) {
+    float inverse = inverse_rms(x, like.width, like.stride, eps);
+    for (int i = columns.begin; i < columns.end; i += LANES) store(scratch + i, load(x + i) * inverse * load(weight + i));
+    pack_row(scratch, columns, row, out, like.width);
 }
 
 inline vf silu(vf x) { return x / (exponential(-x) + 1.0f); }

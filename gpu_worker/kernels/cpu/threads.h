@@ -1,8 +1,9 @@
 // A team of threads that walks through a list of operations together, in step.
 //
 // Each operation is cut into tasks that whoever is free takes next, so a thread that the system holds up (other
-// processes share the cores) delays the rest by one task at most. Between operations all wait for the last: spinning
-// for a moment, for most waits are shorter than waking a thread takes, then giving the core away.
+// processes share the cores) delays the rest by one task at most. Between operations all wait for the last: spinning,
+// for most waits are shorter than waking a thread takes, and letting others have the core for a moment now and then. A
+// thread sleeps only between steps: a core that falls idle inside one is slow to come back, on a virtual machine most.
 #pragma once
 #include <linux/futex.h>
 #include <sched.h>
@@ -20,7 +21,7 @@ namespace shoal {
 
 class Team {
   public:
-    // The caller is one of `threads`; `spins` = looks at a flag before a thread sleeps, some 10 ns each.
+    // The caller is one of `threads`; `spins` = looks at a flag before a thread yields or sleeps, some 10 ns each.
     explicit Team(int threads, int spins) : size_(threads < 1 ? 1 : threads), spins_(spins) {
         for (int i = 1; i < size_; i++) helpers_.emplace_back([this, i] { help(i); });
     }
@@ -49,9 +50,9 @@ class Team {
         uint32_t round = round_.load(std::memory_order_relaxed);
         if (arrived_.fetch_add(1, std::memory_order_acq_rel) + 1 == size_) {
             arrived_.store(0, std::memory_order_relaxed);
-            advance(round_, asleep_in_round_);
+            round_.fetch_add(1, std::memory_order_release);
         } else {
-            wait_until_changed(round_, round, asleep_in_round_);
+            while (!changed(round_, round)) sched_yield();
         }
     }
 
@@ -74,11 +75,17 @@ class Team {
         if (asleep.load()) syscall(SYS_futex, &word, FUTEX_WAKE_PRIVATE, INT_MAX, nullptr, nullptr, 0);
     }
 
-    void wait_until_changed(std::atomic<uint32_t>& word, uint32_t seen, std::atomic<int>& asleep) const {
+    // Whether it changes while one looks.
+    bool changed(const std::atomic<uint32_t>& word, uint32_t seen) const {
         for (int i = 0; i < spins_; i++) {
-            if (word.load(std::memory_order_acquire) != seen) return;
+            if (word.load(std::memory_order_acquire) != seen) return true;
             __builtin_ia32_pause();
         }
+        return false;
+    }
+
+    void wait_until_changed(std::atomic<uint32_t>& word, uint32_t seen, std::atomic<int>& asleep) const {
+        if (changed(word, seen)) return;
         asleep.fetch_add(1);
         while (word.load() == seen) syscall(SYS_futex, &word, FUTEX_WAIT_PRIVATE, seen, nullptr, nullptr, 0);
         asleep.fetch_sub(1);
@@ -93,7 +100,6 @@ class Team {
     alignas(64) std::atomic<uint32_t> round_{0};
     alignas(64) std::atomic<int> arrived_{0};
     alignas(64) std::atomic<int> asleep_idle_{0};
-    alignas(64) std::atomic<int> asleep_in_round_{0};
 };
 
 }  // namespace shoal

@@ -62,7 +62,12 @@ inline vi lane_numbers() {
     return v;
 }
 
-// Lanes added in one fixed tree.
+// Lanes added in one fixed tree; the largest; the sum of integers.
+#ifdef __AVX512F__
+inline float sum_lanes(vf v) { return _mm512_reduce_add_ps((__m512)v); }
+inline float max_lanes(vf v) { return _mm512_reduce_max_ps((__m512)v); }
+inline int32_t sum_lanes(vi v) { return _mm512_reduce_add_epi32((__m512i)v); }
+#else
 inline float sum_lanes(vf v) {
     float half[LANES];
     store(half, v);
@@ -70,18 +75,17 @@ inline float sum_lanes(vf v) {
         for (int i = 0; i < width; i++) half[i] += half[i + width];
     return half[0];
 }
-
-inline int32_t sum_lanes(vi v) {
-    int32_t sum = 0;
-    for (int i = 0; i < LANES; i++) sum += v[i];
-    return sum;
-}
-
 inline float max_lanes(vf v) {
     float most = v[0];
     for (int i = 1; i < LANES; i++) most = v[i] > most ? v[i] : most;
     return most;
 }
+inline int32_t sum_lanes(vi v) {
+    int32_t sum = 0;
+    for (int i = 0; i < LANES; i++) sum += v[i];
+    return sum;
+}
+#endif
 
 // e^x to about 2 ulp, for x up to 88; below -87 it stays at e^-87. Range reduction by Cody and Waite, then a polynomial.
 inline vf exponential(vf x) {
