@@ -3,7 +3,9 @@
     nobody decodes     as much as `step_s` holds: steps must not look hung, and there is no stream to hold up
     somebody decodes   the step, decodes included, may take `itl_target_s`; without such a setting `stretch` times what
                        a step without prompts takes once all that are here decode (with contexts like those that
-                       decode now): when many start together, those ahead leave the others the time
+                       decode now): when many start together, those ahead leave the others the time. Where more
+                       prompts wait than streams run, prompts get so many times the share, up to `longest_s`: each
+                       millisecond is then waited for by more of those
 
 and never more than `most_tokens`, nor more than twice the most that was tried. Two floors keep a target that is too
 tight from starving prompts in pieces that are mostly a step's fixed cost: LEAST_TOKENS, and LEAST_SHARE of the time
@@ -26,12 +28,13 @@ BLOCK_LOSS = 1 / 8
 
 @dataclass(frozen=True, slots=True)
 class Goals:
-    """What steps may take, in seconds and prompt tokens. `itl_target_s` 0 = `stretch` decides."""
+    """What steps may take, in seconds and prompt tokens. `itl_target_s` 0 = `stretch` and `longest_s` decide."""
 
     most_tokens: int
     step_s: float
     stretch: float
     itl_target_s: float = 0.0
+    longest_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,8 +95,13 @@ class Pace:
 
     def _step_s(self, decoding: Streams, soon_rows: int) -> float:
         """What the step may take in all, while somebody decodes."""
-        target_s = self.goals.itl_target_s or self.goals.stretch * self.calm_s(decoding, soon_rows)
-        return min(target_s, self.goals.step_s)
+        return min(self.goals.itl_target_s or self._stretched_s(decoding, soon_rows), self.goals.step_s)
+
+    def _stretched_s(self, decoding: Streams, soon_rows: int) -> float:
+        calm_s = self.calm_s(decoding, soon_rows)
+        waiting = max(1.0, (soon_rows - decoding.rows) / decoding.rows)  # prompts for each stream
+        shared_s = calm_s * (1 + (self.goals.stretch - 1) * waiting)
+        return max(self.goals.stretch * calm_s, min(shared_s, self.goals.longest_s))
 
     def record(self, shape: Shape, duration_s: float) -> None:
         """A step took so long."""

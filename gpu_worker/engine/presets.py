@@ -2,9 +2,9 @@
 
 `sequences` is the range of the batch limit (adaptive.py), `wait_ms` that of the window in which an idle engine lets
 companions of a first request come (window.py). `itl_target_ms` is how long a running stream may wait for a token:
-the batch limit follows it. `stretch` is what prompts may cost the streams that run: a step that computes prompts beside
-them takes at most so many times what it would take without (pacing.py). Prompts then get (stretch - 1) / stretch of the
-engine's time: 46, 64 and 71 %.
+the batch limit follows it, and steps keep to it where more prompts wait than streams run. `stretch` is what prompts may
+cost the streams that run: a step that computes prompts beside them takes at most so many times what it would take
+without (pacing.py). Prompts then get (stretch - 1) / stretch of the engine's time: 46, 64 and 71 %.
 """
 
 from dataclasses import dataclass
@@ -74,7 +74,7 @@ def pace(config: EngineConfig) -> Pace:
     """What a step may compute of prompts."""
     config, preset = settled(config), PRESETS[config.preset]
     step_s, itl_target_s = config.prefill_step_ms / 1000, config.itl_target_ms / 1000
-    return Pace(Goals(config.prefill_chunk, step_s, preset.stretch, itl_target_s))
+    return Pace(Goals(config.prefill_chunk, step_s, preset.stretch, itl_target_s, preset.itl_target_ms / 1000))
 
 
 def batch_limit(config: EngineConfig) -> BatchLimit:
