@@ -44,7 +44,10 @@ class Listeners:
 class Bridge:
     """The engine, as the event loop sees it. Made by `engine_process`."""
 
-    def __init__(self, blocks: socket.socket, child: SpawnProcess, pulse: Pulse, listeners: Listeners) -> None:
+    def __init__(
+        self, blocks: socket.socket, child: SpawnProcess, pulse: Pulse, listeners: Listeners, stream_interval_s: float
+    ) -> None:
+        self._stream_interval_s = stream_interval_s
         self.blocks = blocks  # for cold.exchange.Exchange
         self.info: EngineInfo | None = None
         self.load: EngineLoad | None = None
@@ -106,7 +109,7 @@ class Bridge:
         if older is not None:
             self._free(older)
             older.fail(Superseded(f"attempt {plan.attempt} took over"))
-        stream = self._streams[plan.request_id] = EventStream(plan)
+        stream = self._streams[plan.request_id] = EventStream(plan, self._stream_interval_s)
         return stream
 
     def submit(self, stream: EventStream, plan: Plan) -> None:
@@ -222,7 +225,9 @@ class Bridge:
 
 
 @asynccontextmanager
-async def engine_process(config: EngineConfig, pulse: Pulse, listeners: Listeners) -> AsyncIterator[Bridge]:
+async def engine_process(
+    config: EngineConfig, pulse: Pulse, listeners: Listeners, stream_interval_s: float = 0.0
+) -> AsyncIterator[Bridge]:
     """Start the engine's process and end it with the block."""
     context = multiprocessing.get_context("spawn")
     ours, theirs = socket.socketpair()
@@ -231,7 +236,7 @@ async def engine_process(config: EngineConfig, pulse: Pulse, listeners: Listener
     child.start()
     theirs.close()  # so that the end of the process is the end of the connection
     their_blocks.close()
-    bridge = Bridge(our_blocks, child, pulse, listeners)
+    bridge = Bridge(our_blocks, child, pulse, listeners, stream_interval_s)
     async with linked(ours, bridge.hear) as link, asyncio.TaskGroup() as tasks:
         reader = tasks.create_task(bridge.read(link))
         writer = tasks.create_task(bridge.write(link))

@@ -44,8 +44,9 @@ class WorkerSettings(ColdFields):
     )
     precision: Literal["auto", "fp32", "bf16", "int8", "int4"] = Field(
         _DEFAULTS.precision,
-        description="Number format of weights. int8, int4: on a CPU with Shoal's kernels. auto = with those int8, or int4 "
-        "for a file of such weights (Q4_1); else bf16 on a GPU and fp32 on a CPU. KV is bf16, with fp32 weights fp32.",
+        description="Number format of weights. int8, int4: on a CPU with Shoal's kernels. auto = with those int8, or "
+        "int4 for a file of such weights (Q4_1); else bf16 on a GPU and fp32 on a CPU. KV is bf16, with fp32 weights "
+        "fp32.",
     )
     kernels: Literal["auto", "native", "torch"] = Field(
         _DEFAULTS.kernels,
@@ -172,6 +173,13 @@ class WorkerSettings(ColdFields):
         "0 = never.",
     )
 
+    stream_interval_ms: int = Field(
+        10,
+        ge=0,
+        le=1000,
+        description="Least milliseconds between two messages of one stream: tokens of shorter steps go together. Less "
+        "work for every process on the way; the first token and the end never wait. 0 = a message for each step.",
+    )
     overdue_s: float = Field(
         1.5,
         gt=0,

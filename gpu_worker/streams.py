@@ -1,7 +1,9 @@
 """What the engine has said of one attempt and its client has not taken yet.
 
 Bounded without ever making the engine wait: tokens of a choice join the ones not taken yet, so a slow client holds at
-most its own max_tokens per choice, and other requests notice nothing.
+most its own max_tokens per choice, and other requests notice nothing. Tokens that follow others sooner than a stream's
+interval wait for its end: each message costs every process on its way to the client, while they share the cores with
+the steps. Nothing else waits: neither the first token nor an end.
 """
 
 import asyncio
@@ -11,10 +13,16 @@ from mesh.errors import ShoalError
 
 
 class EventStream:
-    """One attempt's events, in order per choice. Ends after the last FinishedEvent, or raises what went wrong."""
+    """One attempt's events, in order per choice. Ends after the last FinishedEvent, or raises what went wrong.
 
-    def __init__(self, plan: Plan) -> None:
+    `interval_s` is the least time between messages that hold only tokens.
+    """
+
+    def __init__(self, plan: Plan, interval_s: float = 0.0) -> None:
         self.plan = plan
+        self._interval_s = interval_s
+        self._due_s = 0.0  # when tokens may be taken again, by the loop's clock
+        self._later: asyncio.TimerHandle | None = None
         self.request_id = plan.request_id
         self.attempt = plan.attempt
         self.submitted = False  # the engine was told of it
@@ -43,6 +51,8 @@ class EventStream:
                 self._accepted = event
             case TokensEvent():
                 self._join(event)
+                if self._too_soon():
+                    return
             case FinishedEvent():
                 self._open.discard(event.choice)
                 self._finished.append(event)
@@ -54,6 +64,17 @@ class EventStream:
             earlier.ids.extend(event.ids)
             earlier.logprobs.extend(event.logprobs)
 
+    def _too_soon(self) -> bool:
+        """Whether to wait for the interval's end; then it is told by itself."""
+        if not self._interval_s or self._news:
+            return False
+        loop = asyncio.get_running_loop()
+        if loop.time() >= self._due_s:
+            return False
+        if self._later is None:
+            self._later = loop.call_at(self._due_s, self._tell)
+        return True
+
     def fail(self, error: ShoalError) -> None:
         """Nothing follows. Whoever reads gets what was said before, then `error`; the first error stays."""
         self._error = self._error or error
@@ -61,6 +82,9 @@ class EventStream:
 
     def _tell(self) -> None:
         self._news = True
+        if self._later is not None:
+            self._later.cancel()
+            self._later = None
         if self._waiter is not None:
             _wake(self._waiter)
 
@@ -84,6 +108,8 @@ class EventStream:
         if not self._news:
             return []
         events: list[Event] = [] if self._accepted is None else [self._accepted]
+        if self._tokens and self._interval_s:
+            self._due_s = asyncio.get_running_loop().time() + self._interval_s
         events += self._tokens.values()
         events += self._finished
         self._accepted, self._tokens, self._finished = None, {}, []

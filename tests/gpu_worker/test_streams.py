@@ -1,5 +1,7 @@
 """What waits for a client: joined, bounded, in order, ending in an error where there was one."""
 
+import asyncio
+
 import pytest
 
 from gpu_worker.engine.api import AcceptedEvent, ChoicePlan, FinishedEvent, Plan, Reason, TokensEvent, Usage
@@ -8,10 +10,10 @@ from mesh.errors import Internal, Superseded
 from mesh.sampling import Sampling
 
 
-def stream(choices: int = 1) -> EventStream:
+def stream(choices: int = 1, interval_s: float = 0.0) -> EventStream:
     plans = [ChoicePlan(index) for index in range(choices)]
     sampling = Sampling(max_tokens=9, seed=1)
-    return EventStream(Plan(request_id="r", attempt=1, prompt_ids=[1], choices=plans, sampling=sampling))
+    return EventStream(Plan(request_id="r", attempt=1, prompt_ids=[1], choices=plans, sampling=sampling), interval_s)
 
 
 def tokens(choice: int, position: int, *ids: int) -> TokensEvent:
@@ -69,3 +71,31 @@ async def test_what_was_said_before_a_failure_is_still_read() -> None:
     with pytest.raises(Superseded):
         await events.take(1)
     assert events.open_choices == frozenset()
+
+
+async def test_tokens_within_the_interval_come_together_and_after_it_by_themselves() -> None:
+    events, loop = stream(interval_s=0.2), asyncio.get_running_loop()
+    events.put(tokens(0, 0, 5))
+    began_s = loop.time()
+    assert [event.ids for event in await events.take(1)] == [[5]], "the first waits for nothing"
+    assert loop.time() - began_s < 0.1
+    events.put(tokens(0, 1, 6))
+    assert await events.take(0) == []
+    events.put(tokens(0, 2, 7))
+    assert [event.ids for event in await events.take(5)] == [[6, 7]]
+    assert 0.19 < loop.time() - began_s < 4
+
+
+async def test_neither_an_end_nor_an_error_waits_for_the_interval() -> None:
+    ending, failing = stream(interval_s=60), stream(interval_s=60)
+    for events in (ending, failing):
+        events.put(tokens(0, 0, 5))
+        await events.take(1)
+        events.put(tokens(0, 1, 6))
+    ending.put(finished(0, last=True))
+    assert len(await ending.take(1)) == 2
+    assert ending.drained
+    failing.fail(Internal("lost"))
+    assert len(await failing.take(1)) == 1
+    with pytest.raises(Internal):
+        await failing.take(1)
