@@ -173,6 +173,7 @@ class StepResult(msgspec.Struct, frozen=True, kw_only=True):
     blocks_stored: list[bytes] = []
     blocks_evicted: list[bytes] = []
     blocks_computed: dict[bytes, list[bytes]] = {}  # of those stored, by namespace: computed here, parents first
+    blocks_parked: dict[bytes, list[bytes]] = {}  # by namespace, parents first: of choices that ended with PARKED
 
 
 class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):

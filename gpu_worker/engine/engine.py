@@ -68,6 +68,7 @@ class BatchingEngine:
         self._requests: dict[str, Request] = {}
         self._endings: list[Ending] = []
         self._computed: dict[bytes, list[bytes]] = {}  # namespace -> keys that became findable in this step
+        self._parked: dict[bytes, list[bytes]] = {}  # namespace -> keys of choices parked since the last step
         self._preparations = Preparations(compiler or NoGrammars())
         self._refused: list[tuple[Plan, ShoalError]] = []
         self._submitted = 0
@@ -167,6 +168,7 @@ class BatchingEngine:
         self._measure(pieces, duration_s)
         stored, evicted = self.pool.take_changes()
         blocks_computed, self._computed = self._computed, {}
+        blocks_parked, self._parked = self._parked, {}
         return StepResult(
             events=events,
             load=load_of(self._schedule, self._meters, self._requests),
@@ -177,6 +179,7 @@ class BatchingEngine:
             blocks_stored=stored,
             blocks_evicted=evicted,
             blocks_computed=blocks_computed,
+            blocks_parked=blocks_parked,
         )
 
     def _finish_decided(self) -> list[Event]:
@@ -289,6 +292,8 @@ class BatchingEngine:
         if sequence.ended:
             return []
         sequence.ended = True
+        if ending.reason is Reason.PARKED:
+            self._parked.setdefault(request.root, []).extend(sequence.keys_up_to(sequence.computed))
         self._schedule.remove(sequence)
         request.left -= 1
         if ending.completion_tokens < sequence.output_tokens:  # a stop string that was complete earlier
