@@ -28,7 +28,8 @@ class ColdMetrics:
         self._blocks = counter(
             "blocks",
             "Blocks: fetched, refused (by the device), stored, dropped (the queue was full), gone (evicted before they "
-            "were stored), unstored (the service did not take them).",
+            "were stored), unstored (the service did not take them), held (computed, but not seen often enough to be "
+            "stored).",
             "what",
         )
         self._bytes = counter("bytes", "KV that came (in) and went (out).", "way")

@@ -35,6 +35,11 @@ class ColdFields(ModelSettings):
     cold_bytes_in_flight: ByteSize = Field(
         ByteSize(64 << 20), gt=0, description="Most KV between the cache services and the engine, over all requests."
     )
+    cold_store_after: int = Field(
+        2,
+        ge=1,
+        description="Times that this worker computes or finds a block before it stores it for others. 1 = at once.",
+    )
     cold_queue_blocks: int = Field(
         4096, ge=0, description="Blocks that may wait to be stored; more are dropped, to be computed again elsewhere."
     )
@@ -57,5 +62,6 @@ class ColdFields(ModelSettings):
             caches=self.caches,
             limits=limits,
             bytes_in_flight=self.cold_bytes_in_flight,
+            store_after=self.cold_store_after,
             queue_blocks=self.cold_queue_blocks,
         )

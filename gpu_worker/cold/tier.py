@@ -1,7 +1,7 @@
-"""The shared tier as one worker uses it: reading before a prompt is computed, storing after. Off, it costs nothing.
+"""The shared tier as one worker uses it: reading before a prompt is computed, storing what is seen again.
 
-Everything here runs beside the engine. No request waits for it longer than policy.py allows, and nothing that goes
-wrong out there is an error of a request.
+Off, it costs nothing. Everything here runs beside the engine. No request waits for it longer than policy.py allows,
+and nothing that goes wrong out there is an error of a request.
 """
 
 import asyncio
@@ -17,6 +17,7 @@ from gpu_worker.cold.link import Link
 from gpu_worker.cold.metrics import ColdMetrics
 from gpu_worker.cold.policy import ColdLimits
 from gpu_worker.cold.reader import Lookup, Reader
+from gpu_worker.cold.sightings import Sightings
 from gpu_worker.cold.writer import Writer
 from gpu_worker.engine.api import EngineInfo, Plan, StepResult
 from mesh.blocks import BLOCK_TOKENS, chain_keys, namespace
@@ -37,6 +38,7 @@ class ColdSettings:
     caches: str
     limits: ColdLimits
     bytes_in_flight: int  # on their way from the service to the engine
+    store_after: int  # sights of a block
     queue_blocks: int  # waiting to be stored
 
 
@@ -63,7 +65,7 @@ class ColdTier:
             return
         link, settings = self._link(bridge, info), self._settings
         reader = Reader(link, self._device, settings.limits, settings.bytes_in_flight)
-        writer = Writer(link, settings.queue_blocks)
+        writer = Writer(link, self._device, Sightings(settings.store_after), settings.queue_blocks)
         try:
             async with asyncio.TaskGroup() as self._tasks:
                 self._info, self._reader, self._writer = info, reader, writer
@@ -90,11 +92,12 @@ class ColdTier:
     def stepped(self, result: StepResult) -> None:
         """A step changed the prefix cache."""
         self._device.stepped(result)
-        if self._writer is not None and result.blocks_computed:
+        if self._writer is not None:
             self._writer.note(result.blocks_computed)
+            self._writer.move(result.blocks_parked)
 
     async def flush(self, within_s: float) -> None:
-        """Before the engine goes: store what is queued, if there is time."""
+        """Before the engine goes: store what is here, if there is time."""
         if self._writer is not None:
             await self._writer.flush(within_s)
 
@@ -116,6 +119,8 @@ class ColdTier:
         root = namespace(info.model_digest, info.tokenizer_digest, plan.adapter, plan.cache_salt)
         ids = _findable_ids(plan)
         keys = chain_keys(root, ids) if len(ids) <= AT_ONCE_IDS else await asyncio.to_thread(chain_keys, root, ids)
+        if self._writer is not None:
+            self._writer.found(root, keys[: self._device.leading(keys)])
         if reader.lacks(keys):
             await reader.bring(root, keys, lookup)
         submit(lookup)
