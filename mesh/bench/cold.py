@@ -1,8 +1,9 @@
 """`shoal bench cold`: first token of a long prompt: computed, from the tier that workers share, and from the device.
 
-A mesh of two workers and a cache service. Each round's prompt is new: worker A computes it (cold); once the service
-holds its blocks, worker B starts from them (shared), and then from its own (device). Workers are called directly, so
-that placement has no say.
+A mesh of two workers and a cache service, as they are by default. Each round's prompt is new: worker A computes it
+(cold), and is asked for it once more, because a worker stores what it sees a second time, as a prompt that many share
+is; once the service holds its blocks, worker B starts from them (shared), and then from its own (device). Workers are
+called directly, so that placement has no say.
 """
 
 import asyncio
@@ -70,9 +71,10 @@ class First:
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """The same prompt three times."""
+    """The same prompt four times."""
 
     cold: First
+    again: First  # at the worker that computed it, which stores it then
     shared: First
     device: First
 
@@ -109,11 +111,12 @@ async def _rounds(plan: ColdPlan, workers: list[scheduler_pb2.Hello], cache: str
                 ids = [rng.randrange(FIRST_ORDINARY_ID, vocabulary) for _ in range(plan.prompt_tokens)]
                 name = f"bench-cold-{number}"
                 cold = await _first(link, workers[0], plan, ids, f"{name}-a")
+                again = await _first(link, workers[0], plan, ids, f"{name}-again")
                 await _stored(stub, workers[0], ids)
                 shared = await _first(link, workers[1], plan, ids, f"{name}-b")
                 device = await _first(link, workers[1], plan, ids, f"{name}-c")
                 if number:  # the first warms up
-                    found.append(Round(cold, shared, device))
+                    found.append(Round(cold, again, shared, device))
                 shown.advance()
     return found
 
@@ -184,7 +187,7 @@ def rows(plan: ColdPlan, rounds: list[Round]) -> Iterator[Row]:
     cold, shared, device = ([getattr(each, kind).first_ms for each in rounds] for kind in ("cold", "shared", "device"))
     name = f"first token of {plan.prompt_tokens} tokens"
     yield Row(metric=f"{name}, computed", value=median(cold), unit="ms")
-    yield Row(metric=f"{name}, from the shared tier", value=median(shared), unit="ms")
+    yield Row(metric=f"{name}, from the shared tier (asked twice at another worker)", value=median(shared), unit="ms")
     yield Row(metric=f"{name}, from the device", value=median(device), unit="ms")
     yield Row(
         metric="computed / shared tier, median of pairs",
@@ -199,5 +202,5 @@ def rows(plan: ColdPlan, rounds: list[Round]) -> Iterator[Row]:
         unit="tokens",
         goal=Goal(">=", BLOCK_TOKENS * blocks),
     )
-    differ = sum(not each.cold.ids == each.shared.ids == each.device.ids for each in rounds)
-    yield Row(metric="rounds whose three answers differ", value=differ, unit="rounds", goal=Goal("=", 0))
+    differ = sum(not each.cold.ids == each.again.ids == each.shared.ids == each.device.ids for each in rounds)
+    yield Row(metric="rounds whose four answers differ", value=differ, unit="rounds", goal=Goal("=", 0))

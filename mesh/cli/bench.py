@@ -267,7 +267,10 @@ def cold(
     markdown: Markdown = False,
     plot: Plot = False,
 ) -> None:
-    """First token of a long prompt: computed, from the tier that workers share, from the device."""
+    """First token of a long prompt: computed, from the tier that workers share, from the device.
+
+    The prompt is asked twice at one worker, which stores it at its second sight, and then twice at another.
+    """
 
     def measured() -> "Report":
         from mesh.bench.cold import ColdPlan, measure

@@ -186,7 +186,7 @@ def a_first(ms: float, shared: int = 0, ids: tuple[int, ...] = (1, 2)) -> cold.F
 
 
 def test_the_cold_rows_compare_computed_with_shared():
-    rounds = [cold.Round(a_first(3000), a_first(300 + n, shared=1024), a_first(90)) for n in range(3)]
+    rounds = [cold.Round(a_first(3000), a_first(80), a_first(300 + n, shared=1024), a_first(90)) for n in range(3)]
     rows = by_metric(cold.rows(cold.ColdPlan(model="m"), rounds))
     assert rows["first token of 1040 tokens, computed"].value == 3000
     assert rows["computed / shared tier, median of pairs"].value == pytest.approx(3000 / 301)
@@ -194,10 +194,10 @@ def test_the_cold_rows_compare_computed_with_shared():
 
 
 def test_a_tier_that_gave_nothing_or_changed_the_answer_misses_its_goals():
-    rounds = [cold.Round(a_first(3000), a_first(2900, shared=0, ids=(1, 9)), a_first(90))]
+    rounds = [cold.Round(a_first(3000), a_first(80), a_first(2900, shared=0, ids=(1, 9)), a_first(90))]
     rows = by_metric(cold.rows(cold.ColdPlan(model="m"), rounds))
     assert [name for name, row in rows.items() if row.met is False] == [
         "computed / shared tier, median of pairs",
         "prompt tokens from the shared tier, least of 1",
-        "rounds whose three answers differ",
+        "rounds whose four answers differ",
     ]
