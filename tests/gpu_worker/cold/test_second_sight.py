@@ -112,6 +112,22 @@ async def test_a_worker_that_leaves_stores_what_it_held_back(pair: Any, ask: Any
     assert all(held(pair, rig, ids))
 
 
+async def test_what_is_computed_again_because_the_device_lost_it_is_stored(
+    pair: Any, ask: Any, eventually: Any, ready: Any
+) -> None:
+    ids, others = prompt(12), [prompt(seed) for seed in range(20, 26)]
+    small = {"kv_bytes": "256KiB", "context_tokens": 256}
+    async with pair.own_worker(worker_id="small", **small, **DEFAULT) as rig:
+        await ready(rig)
+        assert rig.bridge.info.total_blocks < 6 * 12
+        for one in (ids, *others):
+            await ask(rig, prompt_ids=one, sampling=ONE_TOKEN)
+        assert not any(held(pair, rig, ids))
+        assert (await ask(rig, prompt_ids=ids, sampling=ONE_TOKEN)).cached == {}
+        await eventually(lambda: all(held(pair, rig, ids)))
+        assert not any(any(held(pair, rig, one)) for one in others)
+
+
 async def test_one_sight_is_enough_where_the_setting_says_so(pair: Any, ask: Any, eventually: Any) -> None:
     ids = prompt(11)
     await ask(pair.first, prompt_ids=ids, sampling=ONE_TOKEN)
