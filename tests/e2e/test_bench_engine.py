@@ -19,11 +19,14 @@ def test_a_long_prompt_is_measured_beside_streams():
     assert found.facts["engine"] == "simulated"
 
 
-def test_a_closed_batch_is_measured_with_both_policies():
-    shape = Static(requests=9, prompt_tokens=(16, 32), answer_tokens=(4, 40), system_tokens=32)
+def test_closed_batches_and_arrivals_are_measured_with_both_policies():
+    shape = Static(requests=9, open_requests=5, prompt_tokens=(16, 32), answer_tokens=(4, 40), system_tokens=32)
     found = static.measure(EnginePlan(model=DEFAULT_MODEL, engine="simulated", rounds=1, static=shape))
     rows = {row.metric: row for row in found.rows}
     assert rows["output, mixed prompts"].peer_value
-    assert rows["peak KV in use, mixed prompts"].value
+    capped = rows["peak KV in use, mixed prompts"]
+    assert 0 < capped.value <= 22  # of the 8 x 5 blocks of the longest prompts and answers
+    assert "22 blocks" in capped.note
+    assert rows["p99 latency at 80 % of static's capacity"].ratio
     assert rows["answers that differ, mixed prompts"].met is True
     assert rows["answers that differ, a shared system prompt"].met is True

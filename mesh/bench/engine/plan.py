@@ -29,12 +29,18 @@ class Interference:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Static:
-    """A closed batch, all at once. Prompts are drawn of `prompt_tokens`, answers between the bounds."""
+    """Closed batches, and an open loop. Prompts are drawn of `prompt_tokens`, answers between the bounds."""
 
     requests: int = 48
+    open_requests: int = 60  # of each round of the open loop
+    open_load: float = (
+        0.8  # its requests a second, as a share of those that static batching reached in the closed batch
+    )
     prompt_tokens: Sequence[int] = (64, 512, 1024)
     answer_tokens: tuple[int, int] = (16, 256)
     system_tokens: int = 512
+    pool_share: float = 0.57  # continuous batching's whole pool, as a share of what static batching sets aside
+    static_kv_bytes: int = 1 << 30  # static batching's pool: more than it ever sets aside
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

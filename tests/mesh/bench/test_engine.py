@@ -5,12 +5,15 @@ from xml.etree import ElementTree
 
 import pytest
 
+from gpu_worker.engine.sequence import blocks_for
+from gpu_worker.engine.static_policy import BATCH
 from mesh.bench import measurer, tuning
 from mesh.bench.answer import Outcome
 from mesh.bench.contender import Batch
-from mesh.bench.engine import curves, interference, perplexity, precision, run, start, static
+from mesh.bench.engine import curves, interference, perplexity, precision, run, start, static, static_rows
 from mesh.bench.engine.chart import Chart, Line, svg
 from mesh.bench.engine.plan import SECTIONS, Curves, EnginePlan, Found, Static
+from mesh.bench.engine.static_rows import CONTINUOUS, MIXED, OPEN, SHARED, STATIC, Batches, Pool, Served
 from mesh.bench.engine.streams import Stream, within
 from mesh.bench.report import CannotMeasure, Goal, Row
 from mesh.bench.tuning import Tuning
@@ -64,24 +67,67 @@ def test_a_gap_counts_as_disturbed_if_any_part_of_it_is_and_as_undisturbed_if_al
 # static
 
 
-def served(tokens_per_s: float, p99_s: float, blocks: float, texts: list[str] | None = None) -> static.Served:
-    return static.Served(tokens_per_s, p99_s, blocks, texts or ["a", "b"])
+POOL = Pool(blocks=364, block_bytes=1 << 19, aside=640)
+
+
+def served(tokens_per_s: float, latency_s: float, blocks: float, texts: list[str] | None = None) -> Served:
+    return Served(
+        tokens_per_s, tokens_per_s / 100, [latency_s / 2, latency_s / 2, latency_s], blocks, texts or ["a", "b"]
+    )
+
+
+def batches_of(open_s: float) -> Batches:
+    """Continuous batching's latency in the open loop is `open_s`, where static batching's is 10 s."""
+    return {
+        (MIXED, CONTINUOUS): [served(230, 80, 60), served(460, 40, 60)],
+        (MIXED, STATIC): [served(100, 100, 100), served(200, 50, 100)],
+        (SHARED, CONTINUOUS): [served(300, 30, 60), served(300, 30, 60, ["a", "c"])],
+        (SHARED, STATIC): [served(100, 90, 100), served(100, 90, 100)],
+        (OPEN, CONTINUOUS): [served(100, open_s, 60)],
+        (OPEN, STATIC): [served(100, 10, 100)],
+    }
 
 
 def test_continuous_batching_is_compared_with_static_in_each_round():
-    batches = {
-        (static.MIXED, static.CONTINUOUS): [served(230, 33, 60), served(460, 10, 60)],
-        (static.MIXED, static.STATIC): [served(100, 100, 100), served(200, 50, 100)],
-        (static.SHARED, static.CONTINUOUS): [served(300, 30, 60), served(300, 30, 60, ["a", "c"])],
-        (static.SHARED, static.STATIC): [served(100, 90, 100), served(100, 90, 100)],
-    }
-    rows = by_metric(static.rows(batches))
+    rows = by_metric(static_rows.rows(Static(), batches_of(3.3), POOL))
     assert [(row.ratio, row.met) for row in rows.values() if row.peer] == [
-        (pytest.approx(2.3), True), (pytest.approx(0.265), True), (pytest.approx(0.6), True),
+        (pytest.approx(2.3), True), (pytest.approx(0.8), None), (pytest.approx(0.6), True),
         (pytest.approx(3.0), False), (pytest.approx(1 / 3), None), (pytest.approx(0.6), None),
+        (pytest.approx(0.33), True), (pytest.approx(0.33), None),
     ]  # fmt: skip
     assert rows["answers that differ, mixed prompts"].met is True
     assert rows["answers that differ, a shared system prompt"].value == 1
+    assert rows["answers that differ, at 80 % of static's capacity"].met is True
+
+
+def test_the_slowest_answers_under_a_load_that_static_batching_bears_have_the_goal():
+    rows = by_metric(static_rows.rows(Static(), batches_of(3.4), POOL))
+    p99, p50 = (rows[f"{what} latency at 80 % of static's capacity"] for what in ("p99", "p50"))
+    assert (p99.value, p99.peer_value, p99.met) == (3.4, 10, False)
+    assert (p50.value, p50.peer_value, p50.goal) == (1.7, 5, None)
+
+
+def test_figures_measured_under_the_cap_tell_it_in_blocks_and_bytes():
+    rows = static_rows.rows(Static(), batches_of(1), POOL)
+    told = [row for row in rows if row.goal and row.peer]
+    assert len(told) == 4
+    assert all("364 blocks (182 MiB)" in row.note and "sets 640 aside" in row.note for row in told)
+
+
+def test_continuous_batching_gets_less_kv_than_a_static_batch_sets_aside():
+    pool = static.pool_of(Static(static_kv_bytes=1 << 30), static_blocks=2048)
+    assert (pool.aside, pool.block_bytes) == (BATCH * blocks_for(1024 + 256), 1 << 19)
+    assert pool.blocks == 364 <= 0.57 * pool.aside
+    assert pool.total_bytes == 364 << 19
+
+
+def test_open_arrivals_are_as_frequent_as_a_share_of_what_static_batching_served():
+    rate = static_rows.open_rate(Static(), batches_of(1))
+    assert rate == pytest.approx(0.8 * 1.5)
+    asks, again = (static.arriving(Static(open_requests=1000), rate, random.Random(1)) for _ in range(2))
+    assert asks == again
+    assert 1000 / asks[-1].at_s == pytest.approx(rate, rel=0.1)
+    assert {len(ask.prompt.split()) for ask in asks} == {64, 512, 1024}
 
 
 def test_a_batch_has_the_lengths_that_are_asked_for_and_a_shared_head_of_its_own():
