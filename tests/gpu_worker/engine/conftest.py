@@ -1,9 +1,10 @@
 """Engines for tests: a tiny random Llama made here, and the real model where it was pulled."""
 
+import functools
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
@@ -16,6 +17,9 @@ from gpu_worker.models.registry import LoadedModel, load
 from mesh.blocks import BLOCK_TOKENS
 from mesh.models import DEFAULT_MODEL, ModelFolder, cache_dir
 from mesh.sampling import Sampling
+
+if TYPE_CHECKING:
+    from transformers import LlamaForCausalLM
 
 VOCAB = 97
 EOS = 2
@@ -182,3 +186,17 @@ def real_folder() -> ModelFolder:
     if not folder.tokenizer.is_file():
         pytest.fail(f"the model {DEFAULT_MODEL} is not here: run `shoal pull {DEFAULT_MODEL}` (`make test` does)")
     return folder
+
+
+@pytest.fixture(scope="session")
+def real_model(real_folder: ModelFolder) -> Callable[[str], LoadedModel]:
+    """`real_model(precision)`: the default model, read once for all who ask."""
+    return functools.cache(lambda precision: load(real_folder, torch.device("cpu"), precision, silent))
+
+
+@pytest.fixture(scope="session")
+def real_reference(real_folder: ModelFolder) -> "LlamaForCausalLM":
+    """The default model as transformers computes it."""
+    from .reference import transformers_model
+
+    return transformers_model(real_folder)

@@ -3,13 +3,12 @@
 import pytest
 import torch
 from tokenizers import Tokenizer
-from transformers import LlamaConfig, LlamaForCausalLM
-from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
+from transformers import LlamaForCausalLM
 
-from gpu_worker.engine.build import build_engine
+from gpu_worker.engine import torch_engine
 from gpu_worker.engine.config import EngineConfig
 from gpu_worker.measure.agreement import LIKELIEST, GreedyRun, disagreement
-from gpu_worker.models.registry import PRECISIONS, open_checkpoint
+from gpu_worker.models.registry import PRECISIONS
 
 QUESTIONS = [
     "What is the capital of France?", "Why is the sky blue?", "Name three primary colours.", "What is 2 + 2?",
@@ -35,20 +34,6 @@ def test_a_token_that_the_other_side_finds_unlikely_disagrees():
     assert disagreement(theirs, ours) == "position 1: their token 2 is none of ours, [3, 4]"
 
 
-@pytest.fixture(scope="module")
-def reference(real_folder) -> LlamaForCausalLM:
-    """transformers' model with the dequantized weights; made without its own, slow, initialization."""
-    checkpoint = open_checkpoint(real_folder.path)
-    config = LlamaConfig(**{k: v for k, v in checkpoint.config.items() if k not in ("architectures", "qkv_bias")})
-    with torch.device("meta"):
-        model = LlamaForCausalLM(config).eval()
-    weights = {name: checkpoint.read(name) for name in checkpoint.names()}
-    weights["lm_head.weight"] = weights["model.embed_tokens.weight"]
-    model.load_state_dict(weights, assign=True)
-    model.model.rotary_emb = LlamaRotaryEmbedding(config)
-    return model
-
-
 @torch.inference_mode()
 def greedy_along(model: LlamaForCausalLM, prompt: list[int], output: list[int]) -> GreedyRun:
     """The reference's run for as long as it says what `output` says, which is as far as runs are compared."""
@@ -58,9 +43,10 @@ def greedy_along(model: LlamaForCausalLM, prompt: list[int], output: list[int]) 
 
 
 @pytest.mark.parametrize("precision", PRECISIONS)
-def test_greedy_answers_agree_with_transformers(precision, lab, real_folder, reference):
+def test_greedy_answers_agree_with_transformers(precision, lab, real_folder, real_model, real_reference):
     tokenizer = Tokenizer.from_file(str(real_folder.tokenizer))
-    engine = build_engine(EngineConfig(model=str(real_folder.path), precision=precision, kv_bytes=1 << 28), _silent)
+    config = EngineConfig(model=real_folder.name, kv_bytes=1 << 28)
+    engine = torch_engine.around(config, real_folder, real_model(precision))
     prompts = {}
     for question in QUESTIONS:
         text = f"<|im_start|>user\n{question}<|im_end|>\n<|im_start|>assistant\n"
@@ -71,11 +57,7 @@ def test_greedy_answers_agree_with_transformers(precision, lab, real_folder, ref
         ours = answers.ids[question, 0]
         likeliest = [[token for token, _ in one.top] for one in _logprobs(answers, question)]
         assert len(ours) == len(likeliest) == TOKENS
-        assert disagreement(GreedyRun(ours, likeliest), greedy_along(reference, ids, ours)) == "", question
-
-
-def _silent(fraction: float, what: str) -> None:
-    """A progress callback that reports nothing."""
+        assert disagreement(GreedyRun(ours, likeliest), greedy_along(real_reference, ids, ours)) == "", question
 
 
 def _logprobs(answers, question: str) -> list:
