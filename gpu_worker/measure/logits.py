@@ -26,27 +26,29 @@ def logits_of(config: EngineConfig, ids: list[list[int]]) -> Iterator[torch.Tens
     """
     name = config.device
     device = torch.device(("cuda" if torch.cuda.is_available() else "cpu") if name == "auto" else name)
-    threads = config.threads or os.cpu_count() or 1
     if device.type == "cpu":
-        torch.set_num_threads(threads)
+        torch.set_num_threads(config.threads or os.cpu_count() or 1)
     model = load(find(config.model), device, config.precision, lambda fraction, what: None, config.kernels)
     for sequence in ids:
-        yield model_logits(model, sequence, device, threads)
+        yield model_logits(model, sequence, device)
 
 
-def model_logits(model: LoadedModel, ids: list[int], device: torch.device, threads: int = 1) -> torch.Tensor:
+def model_logits(model: LoadedModel, ids: list[int], device: torch.device) -> torch.Tensor:
     """fp32 logits [T, V] of ids [T] by a model that is loaded."""
     if isinstance(model.decoder, NativeLlama):
-        return _native_logits(model.decoder, ids, threads)
+        return _native_logits(model.decoder, ids)
     dtype = PRECISIONS[model.precision]
     assert dtype is not None  # else it could not have been loaded
     return _torch_logits(model.decoder, ids, device, dtype)
 
 
-def _native_logits(model: NativeLlama, ids: list[int], threads: int) -> torch.Tensor:
-    """One step in which every token is a piece of its own: to the kernels that is the same as one piece."""
+def _native_logits(model: NativeLlama, ids: list[int]) -> torch.Tensor:
+    """One step in which every token is a piece of its own, for only a piece's last token gives logits.
+
+    On one thread, which takes them in order: a piece's last token voids the rest of its block, where the next ones go.
+    """
     blocks = list(range(blocks_for(len(ids))))
-    compiled = model.program(model.kv(len(blocks)), threads, len(ids), len(ids))
+    compiled = model.program(model.kv(len(blocks)), 1, len(ids), len(ids))
     compiled.program.run(step_of([(position, [token], blocks, True) for position, token in enumerate(ids)]))
     return torch.from_numpy(compiled.logits).clone()
 
