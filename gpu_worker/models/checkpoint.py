@@ -22,7 +22,6 @@ class Checkpoint(Protocol):
     source: Path
     config: Mapping[str, Any]
     files: list[WeightFile]  # all that weights are read from
-    four_bit: bool  # its layers hold what int4 weights hold, so that they lose nothing by it
 
     def names(self) -> set[str]:
         """Every tensor's name."""

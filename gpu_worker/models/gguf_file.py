@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from gguf import GGMLQuantizationType
 
 from gpu_worker.models.config_check import check_config
 from gpu_worker.models.dequantize import Dequantizer
@@ -37,9 +36,6 @@ class GgufCheckpoint:
         self.config: Mapping[str, Any] = self._hf_config()
         check_config(self.config, path)
         self.files = [WeightFile(path)]
-        layers = [place.kind for name, place in self._tensors.items() if name.endswith("_proj.weight")]
-        # A step and a least value in fp16 for 32 weights: kernels/cpu/linear.h has the same.
-        self.four_bit = bool(layers) and all(kind is GGMLQuantizationType.Q4_1 for kind in layers)
         self._dequantizer = Dequantizer()
 
     def names(self) -> set[str]:

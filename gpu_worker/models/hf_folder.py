@@ -23,8 +23,6 @@ _BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}  # what is of another type is
 class SafetensorsCheckpoint:
     """A folder; files stay memory-mapped while this lives."""
 
-    four_bit = False
-
     def __init__(self, folder: Path) -> None:
         self.source = folder / "config.json"
         self.config: Mapping[str, Any] = read_json(self.source)

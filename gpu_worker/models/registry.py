@@ -45,6 +45,7 @@ NATIVE: dict[str, BuildNative] = {"LlamaForCausalLM": NativeLlama}
 # Precisions, the most exact first, and what torch computes them in: None = only the CPU kernels do.
 PRECISIONS: dict[str, torch.dtype | None] = {"fp32": torch.float32, "bf16": torch.bfloat16, "int8": None, "int4": None}
 AUTO = "auto"
+NATIVE_DEFAULT = "int8"  # docs/benchmarks.md says what it was chosen by
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +86,7 @@ def _decoder(
 ) -> tuple[Decoder | NativeLlama, str]:
     """The decoder, and the precision that it has come to."""
     if kernels != "torch" and device.type == "cpu" and name in NATIVE:
-        chosen = _native_default(checkpoint) if precision == AUTO else precision
+        chosen = NATIVE_DEFAULT if precision == AUTO else precision
         try:
             return NATIVE[name](checkpoint, chosen, progress), chosen
         except NoKernels as reason:
@@ -98,11 +99,6 @@ def _decoder(
         problem = f"precision {chosen} needs the CPU kernels, which this device or machine has not; try bf16"
         raise LoadError(checkpoint.source, problem)
     return ARCHITECTURES[name](checkpoint, device, dtype, progress), chosen
-
-
-def _native_default(checkpoint: Checkpoint) -> str:
-    """What docs/benchmarks.md measured: int4 is the fastest, and the truest where weights have four bits already."""
-    return "int4" if checkpoint.four_bit else "int8"
 
 
 def open_checkpoint(folder: Path) -> Checkpoint:
