@@ -10,6 +10,7 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import suppress
 
 from gpu_worker.cold.device import Device
 from gpu_worker.cold.link import Link
@@ -20,6 +21,8 @@ from mesh.kv import Bundle
 PUT_BLOCKS, ASKED_BLOCKS = 16, 2
 # While no service is there: seconds between looks.
 AWAY_S = 0.2
+# What is found a second time is found by a request that is about to start: its first token goes before the copies.
+SETTLE_S = 0.3
 
 log = logging.getLogger("shoal.cold")
 
@@ -35,6 +38,7 @@ class Writer:
         self._waiting: set[bytes] = set()  # keys of the queue and of the Put under way
         self._queue: deque[tuple[bytes, bytes]] = deque()  # (namespace, key), a chain's parents first
         self._news = asyncio.Event()
+        self._hurry = asyncio.Event()  # somebody waits for what is stored
         self._idle = asyncio.Event()
         self._idle.set()
 
@@ -54,6 +58,7 @@ class Writer:
 
     def move(self, parked: Mapping[bytes, Sequence[bytes]]) -> None:
         """Answers go on elsewhere: their blocks, by namespace, are wanted there."""
+        self._hurry.set()
         for root, keys in parked.items():
             self._enqueue(root, keys)
 
@@ -68,6 +73,7 @@ class Writer:
         room = self._queue_blocks - len(self._queue)
         for root, key in held[max(0, len(held) - room) :]:
             self._enqueue(root, [key])
+        self._hurry.set()
         try:
             async with asyncio.timeout(within_s):
                 await self._idle.wait()
@@ -78,13 +84,21 @@ class Writer:
         """Until cancelled."""
         while True:
             await self._news.wait()
+            await self._settle()
             while self._queue:
                 if self._link.caches.available:
                     await self._store(*self._next())
                 else:
                     await asyncio.sleep(AWAY_S)
             self._news.clear()
+            self._hurry.clear()
             self._idle.set()
+
+    async def _settle(self) -> None:
+        """Let those who found the blocks start first, unless others wait for them."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(SETTLE_S):
+                await self._hurry.wait()
 
     def _lacks(self, key: bytes) -> bool:
         """Whether a block is neither stored, for all one knows, nor about to be."""

@@ -107,6 +107,8 @@ def serve(engine: Engine, port: "_Port", window: Window | None = None) -> None:
             bulk_s, linger_s = IDLE_S, LINGER_S
         if not take(engine, port, window):
             return
+        if linger_s and engine.has_work():  # a request ended the idleness: it is not to wait for blocks
+            bulk_s, linger_s = FLOOR_S, 0.0
         if port.bulk is not None:
             carry(engine.transfer, port.bulk, bulk_s, linger_s)
         if (left_s := window.left_s(time.monotonic())) and engine.has_work():

@@ -111,7 +111,7 @@ def compile_into(file: Path, compiler: list[str], flags: list[str]) -> None:
     """Compile into `file`, whole or not at all: several workers may start at once. Raises NoKernels."""
     file.parent.mkdir(parents=True, exist_ok=True)
     part = file.with_suffix(f".{os.getpid()}")
-    command = [*compiler, *FLAGS, *flags, str(SOURCES / "program.cpp"), "-o", str(part)]
+    command = [*compiler, *FLAGS, *flags, str(SOURCES / "kernels.cpp"), "-o", str(part)]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=COMPILE_TIMEOUT_S, check=False)
         if done.returncode:

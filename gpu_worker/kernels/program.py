@@ -160,7 +160,10 @@ def kv_block_bytes(layers: int, kv_heads: int, head_dim: int, bf16: bool) -> int
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """What one run computes: for each piece of a sequence how many tokens from which position on, and its blocks."""
+    """What one run computes: for each piece of a sequence how many tokens from which position on, and its blocks.
+
+    No two pieces may write to one block: the last token of a piece clears what follows it there.
+    """
 
     counts: Ints  # [pieces]
     starts: Ints  # [pieces]

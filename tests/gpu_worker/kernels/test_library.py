@@ -39,7 +39,7 @@ def test_a_library_is_compiled_once(monkeypatch, tmp_path):
 
 def test_sources_that_do_not_compile_are_told_and_leave_nothing(monkeypatch, tmp_path):
     monkeypatch.setattr(library, "SOURCES", tmp_path)
-    (tmp_path / "program.cpp").write_text("int f() { return nonsense; }")
+    (tmp_path / "kernels.cpp").write_text("int f() { return nonsense; }")
     target = tmp_path / "made" / "kernels.so"
     with pytest.raises(NoKernels, match="nonsense"):
         compile_into(target, next(compilers()), [])
