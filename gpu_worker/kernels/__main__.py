@@ -1,31 +1,36 @@
-"""`python -m gpu_worker.kernels [FOLDER]`: build the kernels for kinds of processors, for machines without a compiler.
+"""`python -m gpu_worker.kernels`: compile the kernels for this machine, so that no worker has to as it starts.
 
-Into `built/` beside this file, where they are looked for, or into FOLDER to be copied there.
+`python -m gpu_worker.kernels FOLDER`: build them for kinds of processors instead, for machines without a compiler; they
+are looked for in `built/` beside this file.
 """
 
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
-from gpu_worker.kernels.library import KINDS, PREBUILT, NoKernels, compile_into, compilers
+from gpu_worker.kernels.library import KINDS, NO_COMPILER, NoKernels, built, compile_into, compilers
 
 
 def main() -> int:
-    """The exit code."""
-    folder = Path(sys.argv[1]) if len(sys.argv) > 1 else PREBUILT
+    """The exit code: 1 where there can be none, with the reason."""
+    try:
+        for file in [built()] if len(sys.argv) < 2 else portable(Path(sys.argv[1])):
+            print(file)
+    except NoKernels as reason:
+        print(reason, file=sys.stderr)
+        return 1
+    return 0
+
+
+def portable(folder: Path) -> Iterator[Path]:
+    """Libraries for kinds of processors, in `folder`. Raises NoKernels."""
     compiler = next(compilers(), None)
     if compiler is None:
-        print(
-            "no C++ compiler was found: install g++ or clang++, or `pip install ziglang`, or set CXX", file=sys.stderr
-        )
-        return 1
+        raise NoKernels(NO_COMPILER)
     for kind, (flags, _) in KINDS.items():
-        try:
-            compile_into(folder / f"shoal-{kind}.so", compiler, flags)
-        except NoKernels as error:
-            print(error, file=sys.stderr)
-            return 1
-        print(folder / f"shoal-{kind}.so")
-    return 0
+        file = folder / f"shoal-{kind}.so"
+        compile_into(file, compiler, flags)
+        yield file
 
 
 if __name__ == "__main__":

@@ -2,7 +2,7 @@
 
 It is compiled for this very processor (`-march=native`), so its name carries a digest of the sources, the compiler's
 version and the processor's features. Where there is no compiler, one of the libraries is taken that were built for
-kinds of processors beforehand (`python -m gpu_worker.kernels`, as the image does). With neither, or on another
+kinds of processors beforehand (`python -m gpu_worker.kernels FOLDER`, as the image does). With neither, or on another
 architecture, the engine computes with torch alone, and says so.
 """
 
