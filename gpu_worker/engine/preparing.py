@@ -63,8 +63,9 @@ class Preparations:
         present = [(request, future) for request, future in self._waiting if not _ended(request)]
         for future in {future for _, future in self._waiting} - {future for _, future in present}:
             future.cancel()
-        self._waiting = [(request, future) for request, future in present if not future.done()]
-        return [_settle(request, future) for request, future in present if future.done()]
+        over = [future.done() for _, future in present]  # asked once: another thread ends them
+        self._waiting = [one for one, done in zip(present, over, strict=True) if not done]
+        return [_settle(*one) for one, done in zip(present, over, strict=True) if done]
 
 
 def _ended(request: Request) -> bool:
