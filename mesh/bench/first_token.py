@@ -33,7 +33,7 @@ class Bound:
 async def rounds(contenders: Sequence[Contender], missing: dict[str, str], number_of_rounds: int, seed: int) -> Firsts:
     """A new prompt each round, the same for all. Who keeps prompts is asked again at once."""
     found: Firsts = {contender.name: {} for contender in contenders}
-    rng = random.Random(seed)
+    rng = random.Random(f"first tokens {seed}")  # or prompts would begin as those of the throughput batches do
     asked = sum(2 if contender.caches else 1 for contender in contenders)
     with bar("measuring first tokens", (number_of_rounds + 1) * asked) as shown:
         contest = Contest(contenders, missing, shown)
