@@ -3,13 +3,14 @@
 import asyncio
 import json
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
 from mesh.bench import openvino_driver
 from mesh.bench.answer import Ask
+from mesh.bench.asleep import Asleep
 from mesh.bench.generator import Generator
 from mesh.bench.http_target import HttpTarget
 from mesh.bench.peer_venv import PeerVenv
@@ -58,12 +59,17 @@ class HttpContender:
 
     caches = True
 
-    def __init__(self, name: str, url: str, model: str) -> None:
+    def __init__(self, name: str, url: str, model: str, asleep: Asleep | None = None) -> None:
         self.name = name
         self._url = url
         self._model = model
+        self._asleep = asleep  # but for its own batches
 
     async def run(self, prompts: Sequence[str], output_tokens: int, timeout_s: float) -> Batch:
+        with self._asleep.awake() if self._asleep is not None else nullcontext():
+            return await self._run(prompts, output_tokens, timeout_s)
+
+    async def _run(self, prompts: Sequence[str], output_tokens: int, timeout_s: float) -> Batch:
         options = TargetOptions(model=self._model, api="completions", timeout_s=timeout_s)
         asks = iter([Ask(prompt=text, output_tokens=output_tokens) for text in prompts])
         async with HttpTarget(self._url, options) as target:

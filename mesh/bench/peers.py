@@ -14,6 +14,7 @@ import uvloop
 
 from mesh import models
 from mesh.bench import first_token, hf_folder, local_mesh, machine, peer_rows, prompts, tuning, vllm_peer
+from mesh.bench.asleep import Asleep
 from mesh.bench.contender import OPENVINO, Contender, HttpContender, OpenVinoContender, openvino
 from mesh.bench.contest import Contest
 from mesh.bench.first_token import Firsts
@@ -70,7 +71,9 @@ def measure(plan: PeersPlan, command: str) -> Report:
         if "vllm" in plan.peers:
             try:
                 server = stack.enter_context(vllm_peer.serving(folder))
-                contenders.append(HttpContender(vllm_peer.NAME, server.url, folder.name))
+                asleep = Asleep(server.pid)
+                stack.callback(asleep.wake)
+                contenders.append(HttpContender(vllm_peer.NAME, server.url, folder.name, asleep))
             except CannotMeasure as reason:
                 missing[vllm_peer.NAME] = str(reason)
         measured = uvloop.run(_measure(plan, folder, contenders, missing))

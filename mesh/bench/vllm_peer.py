@@ -39,6 +39,7 @@ class VllmServer:
 
     def __init__(self, url: str, process: "subprocess.Popen[bytes]", port: int) -> None:
         self.url = url
+        self.pid = process.pid
         self._root = psutil.Process(process.pid)
         self._port = port
 
