@@ -44,8 +44,8 @@ class WorkerSettings(ColdFields):
     )
     precision: Literal["auto", "fp32", "bf16", "int8", "int4"] = Field(
         _DEFAULTS.precision,
-        description="Number format of weights. int8, int4: on a CPU with Shoal's kernels; int4 suits few streams. auto "
-        "= int8 with those, else bf16 on a GPU and fp32 on a CPU. KV is bf16, with fp32 weights fp32.",
+        description="Number format of weights. int8, int4: on a CPU with Shoal's kernels; int4 takes the least "
+        "memory. auto = int8 with those, else bf16 on a GPU and fp32 on a CPU. KV is bf16, with fp32 weights fp32.",
     )
     kernels: Literal["auto", "native", "torch"] = Field(
         _DEFAULTS.kernels,
