@@ -13,7 +13,7 @@ from tokenizers import Tokenizer
 from gpu_worker.engine import torch_engine
 from gpu_worker.engine.config import EngineConfig
 from gpu_worker.engine.engine import BatchingEngine
-from gpu_worker.engine.torch_runner import TorchRunner
+from gpu_worker.engine.native_runner import NativeRunner
 from gpu_worker.models.registry import PRECISIONS, LoadedModel
 from mesh.models import ModelFolder
 
@@ -60,11 +60,6 @@ class Stage:
         if mix not in self._done:
             self._done[mix] = MIXES[mix](self)
         return self._done[mix]
-
-    @property
-    def torch_only(self) -> bool:
-        """Whether torch's own kernels compute it, which choose the order of their sums by the number of rows."""
-        return isinstance(self.engine._runner, TorchRunner)
 
     def build(self, **settings) -> BatchingEngine:
         settings = {"max_sequences": 64, "kv_promised": 1000.0, "itl_target_ms": 10_000.0} | settings
@@ -233,12 +228,8 @@ def stage(request, lab, real_folder, real_model, threads) -> Stage:
 
 
 @pytest.mark.parametrize("mix", [name for name in MIXES if name != "alone"])
-def test_a_row_has_the_same_bits_alone_and_in_every_mix(stage, mix, request):
-    if stage.torch_only:
-        reason = "torch's matmuls and attention add in an order that depends on the number of rows"
-        request.applymarker(pytest.mark.xfail(reason=reason, raises=AssertionError, strict=False))
-        if mix != "together":
-            pytest.xfail(reason)
+def test_a_row_has_the_same_bits_alone_and_in_every_mix(stage, mix):
+    assert isinstance(stage.engine._runner, NativeRunner), "only the CPU kernels promise it"
     said, alone = stage.said_in(mix), stage.said_in("alone")
     different = [name for name, one in said.items() if one.first(FEW_TOKENS) != alone[name]]
     assert not different, f"{len(different)} of {len(said)}: {different}"
