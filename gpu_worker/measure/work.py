@@ -1,6 +1,6 @@
 """How many weights a token meets, by a checkpoint's configuration."""
 
-from gpu_worker.models.llama import parse_config
+from gpu_worker.models.llama_config import parse_config
 from gpu_worker.models.registry import open_checkpoint
 from mesh.models import find
 

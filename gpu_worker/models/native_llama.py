@@ -13,7 +13,8 @@ import torch
 from gpu_worker.kernels.library import NoKernels
 from gpu_worker.kernels.program import AttentionRows, Format, Kv, Packed, Program, Rows, Weights, kv_block_bytes
 from gpu_worker.models.checkpoint import Checkpoint, Progress, TensorReader
-from gpu_worker.models.llama import parse_config, rope_frequencies
+from gpu_worker.models.llama_config import parse_config, rope_frequencies
+from gpu_worker.models.llama_weights import LayerWeights, read_layer
 from gpu_worker.models.paged import KvShape
 from gpu_worker.models.watch import Part
 
@@ -52,7 +53,7 @@ class NativeLlama:
         self.out_format = Format.BF16 if self.format is Format.INT4 else self.format
         reader = TensorReader(checkpoint, progress)
         embedding = reader.take("model.embed_tokens.weight", config.vocab, config.hidden)
-        self._layers = [self._read_layer(reader, f"model.layers.{i}.") for i in range(config.layers)]
+        self._layers = [self._packed(read_layer(reader, config, index)) for index in range(config.layers)]
         self._norm = reader.take("model.norm.weight", config.hidden)
         head = embedding if config.tied else reader.take("lm_head.weight", config.vocab, config.hidden)
         self._head = Weights(head, None, self.head_format)
@@ -108,26 +109,14 @@ class NativeLlama:
         program.choose(logits)
         return LlamaProgram(program, logits.numpy())
 
-    def _read_layer(self, reader: TensorReader, prefix: str) -> _Layer:
-        config = self.config
-        heads, kv_heads = config.heads * config.head_dim, config.kv_heads * config.head_dim
-
-        def read(name: str, outputs: int, inputs: int, bias: bool) -> tuple[torch.Tensor, torch.Tensor | None]:
-            weight = reader.take(f"{prefix}{name}.weight", outputs, inputs)
-            return weight, reader.take(f"{prefix}{name}.bias", outputs) if bias else None
-
-        sizes = {"q_proj": heads, "k_proj": kv_heads, "v_proj": kv_heads}
-        qkv = [read(f"self_attn.{name}", size, config.hidden, config.qkv_bias) for name, size in sizes.items()]
-        biases = [bias for _, bias in qkv if bias is not None]
-        gate = read("mlp.gate_proj", config.feed_forward, config.hidden, config.mlp_bias)
-        up = read("mlp.up_proj", config.feed_forward, config.hidden, config.mlp_bias)
+    def _packed(self, weights: LayerWeights) -> _Layer:
         return _Layer(
-            input_norm=reader.take(f"{prefix}input_layernorm.weight", config.hidden),
-            qkv=Weights(torch.cat([weight for weight, _ in qkv]), torch.cat(biases) if biases else None, self.format),
-            out=Weights(*read("self_attn.o_proj", config.hidden, heads, config.o_bias), self.out_format),
-            mlp_norm=reader.take(f"{prefix}post_attention_layernorm.weight", config.hidden),
-            gate_up=Weights(*gate, self.format, gated=up),
-            down=Weights(*read("mlp.down_proj", config.hidden, config.feed_forward, config.mlp_bias), self.format),
+            input_norm=weights.input_norm,
+            qkv=Weights(*weights.qkv, self.format),
+            out=Weights(*weights.out, self.out_format),
+            mlp_norm=weights.mlp_norm,
+            gate_up=Weights(*weights.gate, self.format, gated=weights.up),
+            down=Weights(*weights.down, self.format),
         )
 
 
