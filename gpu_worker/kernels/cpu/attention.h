@@ -5,8 +5,8 @@
 // on its own query and keys only: the kernels for one row and for many add in the same order, keys beyond a row's own
 // position have weight zero. So a prompt computed whole, in pieces or token by token gives the same bits.
 //
-// Query heads that share a KV head are rows of one tile. A long context of a decode is spread over all threads, and its
-// segments are merged by a later operation, in the same order.
+// Query heads that share a KV head are rows of one tile. Where few tiles have long contexts, as decodes and small pieces
+// of a prompt, their segments are spread over all threads and merged by a later operation, in the same order.
 #pragma once
 #include <vector>
 
@@ -14,9 +14,8 @@
 
 namespace shoal {
 
-constexpr int SEGMENT = 128;   // keys
+constexpr int SEGMENT = 512;   // keys
 constexpr int TILE_ROWS = 48;  // query rows of a task
-constexpr int SPLIT_SEGMENTS = 4;  // of a decode in one task
 constexpr int MAX_DIM = 256;
 
 // One sequence's part of a step: rows [first_row, first_row + count) at positions [start, start + count).
@@ -24,16 +23,16 @@ struct Piece {
     int first_row, count, start;
     const int32_t* table;  // its blocks
     bool samples;
-    int partial;  // a split piece's place among the partial results, in segments
+    bool split = false;  // a task has one of its segments only
+    int partial = 0;     // a split piece's place among the partial results, in rows and their segments
     int segments() const { return (start + count + SEGMENT - 1) / SEGMENT; }
-    // A decode over a long context: its segments are spread over tasks, and merged when all are there.
-    bool split() const { return count == 1 && segments() > SPLIT_SEGMENTS; }
 };
 
 struct AttentionTask {
     int piece, kv_head, first_head, heads;  // query heads [first_head, first_head + heads) of the KV head's group
     int first_query, queries;
     int first_segment, last_segment;
+    bool first;  // of its piece: nobody has read this KV in this layer yet
 };
 
 struct AttentionShape {
@@ -62,7 +61,7 @@ inline void merge(float* result, float& result_peak, float& result_total, const 
         return;
     }
     float most = peak > result_peak ? peak : result_peak;
-    float old = exponential(result_peak - most), fresh = exponential(peak - most);
+    float old = power_of_two(result_peak - most), fresh = power_of_two(peak - most);
     for (int d = 0; d < padded_dim; d += LANES)
         store(result + d, fma(load(result + d), broadcast(old), load(sums + d) * fresh));
     result_total = result_total * old + total * fresh;
@@ -98,10 +97,9 @@ class Attention {
 
     template <int R>
     void score_rows(TileMemory& m, int row, const uint8_t* const* blocks, int count) const {
+        constexpr int N = beside(R) * LANES / BLOCK;
         int n = 0;
-#ifdef __AVX512F__
-        for (; n + 2 <= count; n += 2) score<R, 2>(m, row, blocks + n, n * BLOCK);
-#endif
+        for (; n + N <= count; n += N) score<R, N>(m, row, blocks + n, n * BLOCK);
         for (; n < count; n++) score<R, 1>(m, row, blocks + n, n * BLOCK);
     }
 
@@ -133,25 +131,31 @@ class Attention {
 
     template <int R>
     void weigh_rows(TileMemory& m, int row, const uint8_t* const* blocks, int keys) const {
+        constexpr int C = beside(R);
         int d = 0;
-        for (; d + 4 * LANES <= shape_.padded_dim; d += 4 * LANES) weigh<R, 4>(m, row, blocks, keys, d);
+        for (; d + C * LANES <= shape_.padded_dim; d += C * LANES) weigh<R, C>(m, row, blocks, keys, d);
         for (; d < shape_.padded_dim; d += LANES) weigh<R, 1>(m, row, blocks, keys, d);
     }
 
-    // Scores become weights e^(score - peak), zero from the row's `seen` keys on.
+    // Scores, in units of ln 2, become weights 2^(score - peak), zero from the row's `seen` keys on.
     void soften(TileMemory& m, int row, int seen, int keys) const {
         constexpr int P = Unit::PER_UNIT;
         const float* scores = m.scores[row];
+        const int whole = seen / LANES * LANES;
         vf most = broadcast(-INFINITY);
-        for (int k = 0; k < seen; k += LANES) {
-            vf s = load(scores + k);
-            most = larger(most, lane_numbers() + k < seen ? s : broadcast(-INFINITY));
-        }
-        float peak = max_lanes(most);
+        for (int k = 0; k < whole; k += LANES) most = larger(most, load(scores + k));
+        if (whole < seen) most = lane_numbers() + whole < seen ? larger(most, load(scores + whole)) : most;
+        const float peak = max_lanes(most);
         vf total{};
-        for (int k = 0; k < rounded_up(keys, LANES); k += LANES) {
-            vf w = k < seen ? exponential(load(scores + k) - peak) : vf{};
-            if (k + LANES > seen) w = lane_numbers() + k < seen ? w : vf{};
+        int k = 0;
+        for (; k < whole; k += LANES) {
+            vf w = power_of_two(load(scores + k) - peak);
+            Unit::store_units(m.weights[row] + k / P, w);
+            total += w;
+        }
+        for (; k < keys; k += LANES) {
+            vf w = k < seen ? power_of_two(load(scores + k) - peak) : vf{};
+            w = lane_numbers() + k < seen ? w : vf{};
             Unit::store_units(m.weights[row] + k / P, w);
             total += w;
         }
@@ -159,8 +163,21 @@ class Attention {
         m.total[row] = sum_lanes(total);
     }
 
+    // Reads blocks into the core's cache, several side by side: a kernel alone, block after block, waits for the memory
+    // half of its time, and prefetch instructions help less.
+    void bring(const uint8_t* const* ks, const uint8_t* const* vs, int count) const {
+        constexpr int BESIDE = 4;
+        vu all{};
+        for (int n = 0; n < count; n += BESIDE) {
+            const int last = std::min(count, n + BESIDE);
+            for (size_t line = 0; line < kv_.k_head_bytes; line += 64)
+                for (int i = n; i < last; i++) all |= load_units(ks[i] + line) | load_units(vs[i] + line);
+        }
+        asm volatile("" ::"x"(all));
+    }
+
     // One segment for all rows of the tile: m.peak, m.total, m.sums.
-    void segment(TileMemory& m, int rows, const Piece& piece, int layer, int kv_head, int number) const {
+    void segment(TileMemory& m, int rows, const AttentionTask& task, const Piece& piece, int layer, int number) const {
         const int first = number * SEGMENT;
         int keys = 0;
         for (int r = 0; r < rows; r++) keys = std::max(keys, std::min(SEGMENT, m.position[r] + 1 - first));
@@ -169,11 +186,12 @@ class Attention {
         const uint8_t *ks[SEGMENT / BLOCK], *vs[SEGMENT / BLOCK];
         for (int n = 0; n < count; n++) {
             int block = piece.table[first / BLOCK + n];
-            ks[n] = kv_.k(block, layer, kv_head), vs[n] = kv_.v(block, layer, kv_head);
+            ks[n] = kv_.k(block, layer, task.kv_head), vs[n] = kv_.v(block, layer, task.kv_head);
         }
-        for_rows<SCORE_ROWS>(rows, [&](auto R, int row) { score_rows<decltype(R)::value>(m, row, ks, count); });
+        if (task.first) bring(ks, vs, count);
+        for_rows<STRIP_ROWS>(rows, [&](auto R, int row) { score_rows<decltype(R)::value>(m, row, ks, count); });
         for (int r = 0; r < rows; r++) soften(m, r, std::max(0, std::min(SEGMENT, m.position[r] + 1 - first)), keys);
-        for_rows<WEIGH_ROWS>(rows, [&](auto R, int row) { weigh_rows<decltype(R)::value>(m, row, vs, keys); });
+        for_rows<STRIP_ROWS>(rows, [&](auto R, int row) { weigh_rows<decltype(R)::value>(m, row, vs, keys); });
     }
 
     // Queries q, packed [row][head][unit], of the task's tile.
@@ -196,48 +214,51 @@ class Attention {
              float* partials, const Rows& out) const {
         load_queries(m, task, piece, q);
         const int rows = task.queries * task.heads;
-        const bool split = piece.split();
         for (int s = task.first_segment; s < task.last_segment; s++) {
-            segment(m, rows, piece, layer, task.kv_head, s);
+            segment(m, rows, task, piece, layer, s);
             for (int r = 0; r < rows; r++) {
-                if (split) {
-                    float* to = partial(partials, piece, s, task.kv_head * shape_.group() + task.first_head + r);
+                if (m.position[r] < s * SEGMENT) continue;
+                if (piece.split) {
+                    float* to = partial(partials, piece, task.first_query + r / task.heads, s, head_of(task, r));
                     memcpy(to, m.sums[r], shape_.padded_dim * sizeof(float));
                     to[shape_.padded_dim] = m.peak[r], to[shape_.padded_dim + 1] = m.total[r];
-                } else if (m.position[r] >= s * SEGMENT) {
+                } else {
                     merge(m.result[r], m.result_peak[r], m.result_total[r], m.sums[r], m.peak[r], m.total[r],
                           shape_.padded_dim, s == 0);
                 }
             }
         }
-        if (split) return;
-        for (int r = 0; r < rows; r++) {
-            const int head = task.kv_head * shape_.group() + task.first_head + r % task.heads;
-            write(out.row(piece.first_row + task.first_query + r / task.heads) + head * shape_.dim, m.result[r],
-                  m.result_total[r]);
-        }
+        if (piece.split) return;
+        for (int r = 0; r < rows; r++)
+            write(out.row(piece.first_row + task.first_query + r / task.heads) + head_of(task, r) * shape_.dim,
+                  m.result[r], m.result_total[r]);
     }
 
-    // Merges a split piece's segments into its row of `out`.
-    void finish(const Piece& piece, float* partials, const Rows& out) const {
+    // Merges the segments of one query of a split piece into its row of `out`.
+    void finish(const Piece& piece, int query, float* partials, const Rows& out) const {
         alignas(64) float result[MAX_DIM];
+        const int segments = (piece.start + query) / SEGMENT + 1;
         for (int head = 0; head < shape_.heads; head++) {
             float peak = 0, total = 0;
-            for (int s = 0; s < piece.segments(); s++) {
-                const float* from = partial(partials, piece, s, head);
+            for (int s = 0; s < segments; s++) {
+                const float* from = partial(partials, piece, query, s, head);
                 merge(result, peak, total, from, from[shape_.padded_dim], from[shape_.padded_dim + 1],
                       shape_.padded_dim, s == 0);
             }
-            write(out.row(piece.first_row) + head * shape_.dim, result, total);
+            write(out.row(piece.first_row + query) + head * shape_.dim, result, total);
         }
     }
 
   private:
 #ifdef __AVX512F__
-    static constexpr int SCORE_ROWS = 12, WEIGH_ROWS = 6;
+    static constexpr int STRIP_ROWS = 12, WIDE_ROWS = 6;
 #else
-    static constexpr int SCORE_ROWS = 4, WEIGH_ROWS = 2;
+    static constexpr int STRIP_ROWS = 4, WIDE_ROWS = 2;
 #endif
+
+    // Registers of keys or dimensions that meet a strip: its sums fit into registers, and are enough not to wait for one
+    // another.
+    static constexpr int beside(int rows) { return rows > WIDE_ROWS ? 2 : 4; }
 
     // Rows in strips of MOST, then strips of 3, 2 and 1 (3: a common size of a group).
     template <int MOST, class Do>
@@ -249,8 +270,13 @@ class Attention {
         for (; row < rows; row++) go(std::integral_constant<int, 1>(), row);
     }
 
-    float* partial(float* partials, const Piece& piece, int segment, int head) const {
-        return partials + (size_t(piece.partial + segment) * shape_.heads + head) * partial_floats(shape_);
+    int head_of(const AttentionTask& task, int row) const {
+        return task.kv_head * shape_.group() + task.first_head + row % task.heads;
+    }
+
+    float* partial(float* partials, const Piece& piece, int query, int segment, int head) const {
+        const size_t row = piece.partial + query * piece.segments() + segment;
+        return partials + (row * shape_.heads + head) * partial_floats(shape_);
     }
 
     void write(float* to, const float* result, float total) const {

@@ -68,6 +68,7 @@ void add_attention(Program& p, const Kv* kv, int layer, const Rows* qkv, uint32_
                    float* turns, const Rows* out, float scale, const Packed* packed) {
     const AttentionShape s = p.attention;
     auto attention = std::make_shared<Attention<Unit>>(*kv, s);
+    const float factor = scale * 1.44269504f;  // scores in units of ln 2
     p.operations.push_back(by_rows(ATTENTION, all_rows, [=](Batch& b, int row) {
         float* x = qkv->row(row);
         float* cos = turns + size_t(row) * s.dim;
@@ -81,7 +82,7 @@ void add_attention(Program& p, const Kv* kv, int layer, const Rows* qkv, uint32_
         const int units = s.dim / Unit::PER_UNIT;
         for (int head = 0; head < s.heads; head++) {
             float* from = x + head * s.dim;
-            for (int d = 0; d < s.dim; d++) from[d] *= scale;
+            for (int d = 0; d < s.dim; d++) from[d] *= factor;
             uint32_t* to = q + (size_t(row) * s.heads + head) * units;
             for (int d = 0; d < s.dim; d++)
                 reinterpret_cast<typename Unit::Value*>(to)[d] = Unit::of(from[d]);
@@ -98,9 +99,11 @@ void add_attention(Program& p, const Kv* kv, int layer, const Rows* qkv, uint32_
                                 const AttentionTask& t = b.tasks[task];
                                 attention->run(p.memory[thread], t, b.pieces[t.piece], layer, q, b.partials.data(), *out);
                             }});
-    p.operations.push_back({ATTENTION, [](const Batch& b) { return int(b.split.size()); },
+    p.operations.push_back({ATTENTION, [](const Batch& b) { return int(b.split_rows.size()); },
                             [=](Batch& b, int task, int) {
-                                attention->finish(b.pieces[b.split[task]], b.partials.data(), *out);
+                                const int row = b.split_rows[task];
+                                const Piece& piece = b.pieces[b.row_piece[row]];
+                                attention->finish(piece, row - piece.first_row, b.partials.data(), *out);
                             }});
     p.operations.push_back(by_tiles(ATTENTION, all_rows, out, [=](Batch&, int row, Columns columns) {
         pack_row(out->row(row), columns, row, *packed, out->width);

@@ -13,11 +13,10 @@ enum Part { ATTENTION = 0, FEED_FORWARD = 1, SAMPLING = 2, OTHER = 3, PARTS = 4 
 struct Batch {
     int rows = 0;
     std::vector<Piece> pieces;
-    std::vector<int> position, row_piece, logit_rows, split;
+    std::vector<int> position, row_piece, logit_rows, split_rows;
     const int32_t* tokens = nullptr;
     std::vector<AttentionTask> tasks;
     std::vector<float> partials;
-    int partial_segments = 0;
 };
 
 struct Operation {
@@ -25,6 +24,9 @@ struct Operation {
     std::function<int(const Batch&)> tasks;
     std::function<void(Batch&, int task, int thread)> run;
 };
+
+// A piece with fewer tiles for each thread is split, so that no thread waits for another's last tile.
+constexpr int ENOUGH_TILES = 6;
 
 class Program {
   public:
@@ -62,38 +64,50 @@ class Program {
     void prepare(int pieces, const int32_t* counts, const int32_t* starts, const int32_t* offsets,
                  const int32_t* tables, const uint8_t* samples, const int32_t* tokens) {
         batch.pieces.clear(), batch.position.clear(), batch.row_piece.clear(), batch.logit_rows.clear();
-        batch.tasks.clear(), batch.split.clear();
+        batch.tasks.clear(), batch.split_rows.clear();
         batch.tokens = tokens;
-        batch.rows = batch.partial_segments = 0;
+        batch.rows = 0;
+        int partial_rows = 0;
         for (int i = 0; i < pieces; i++) {
-            Piece p{batch.rows, counts[i], starts[i], tables + offsets[i], bool(samples[i]), batch.partial_segments};
+            Piece p{batch.rows, counts[i], starts[i], tables + offsets[i], bool(samples[i])};
+            if (attention.heads && p.segments() > 1 && tiles(p) < ENOUGH_TILES * team.size()) {
+                p.split = true, p.partial = partial_rows;
+                partial_rows += p.count * p.segments();
+                for (int t = 0; t < p.count; t++) batch.split_rows.push_back(batch.rows + t);
+            }
             for (int t = 0; t < p.count; t++) batch.position.push_back(p.start + t), batch.row_piece.push_back(i);
             batch.rows += p.count;
             if (p.samples) batch.logit_rows.push_back(batch.rows - 1);
-            if (p.split()) batch.partial_segments += p.segments(), batch.split.push_back(i);
             batch.pieces.push_back(p);
         }
-        if (attention.heads) plan_attention();
+        if (!attention.heads) return;
+        batch.partials.resize(size_t(partial_rows) * attention.heads * (attention.padded_dim + 2));
+        for (int i = 0; i < pieces; i++) plan_attention(i);
     }
 
   private:
-    void plan_attention() {
-        const int group = attention.group(), heads = std::min(group, TILE_ROWS);
-        batch.partials.resize(size_t(batch.partial_segments) * attention.heads * (attention.padded_dim + 2));
-        for (int i = 0; i < int(batch.pieces.size()); i++) {
-            const Piece& p = batch.pieces[i];
-            const int step = p.split() ? SPLIT_SEGMENTS : p.segments();
-            const int queries = std::max(1, TILE_ROWS / heads);
-            for (int first = (p.count - 1) / queries * queries; first >= 0; first -= queries)  // heaviest first
-                for (int kv_head = 0; kv_head < attention.kv_heads; kv_head++)
-                    for (int h = 0; h < group; h += heads) {
-                        const int n = std::min(queries, p.count - first);
-                        const int segments = (p.start + first + n + SEGMENT - 1) / SEGMENT;
-                        for (int s = 0; s < segments; s += step)
-                            batch.tasks.push_back({i, kv_head, h, std::min(heads, group - h), first, n, s,
-                                                   std::min(segments, s + step)});
-                    }
-        }
+    // Query heads of a group, and queries, that are a tile.
+    int tile_heads() const { return std::min(attention.group(), TILE_ROWS); }
+    int tile_queries() const { return TILE_ROWS / tile_heads(); }
+    int tiles(const Piece& p) const {
+        const int parts = (attention.group() + tile_heads() - 1) / tile_heads();
+        return (p.count + tile_queries() - 1) / tile_queries() * attention.kv_heads * parts;
+    }
+
+    void plan_attention(int number) {
+        const Piece& p = batch.pieces[number];
+        const int group = attention.group(), heads = tile_heads(), queries = tile_queries();
+        const int step = p.split ? 1 : p.segments();
+        const int heaviest = (p.count - 1) / queries * queries;
+        for (int first = heaviest; first >= 0; first -= queries)
+            for (int kv_head = 0; kv_head < attention.kv_heads; kv_head++)
+                for (int h = 0; h < group; h += heads) {
+                    const int n = std::min(queries, p.count - first);
+                    const int segments = (p.start + first + n + SEGMENT - 1) / SEGMENT;
+                    for (int s = 0; s < segments; s += step)
+                        batch.tasks.push_back({number, kv_head, h, std::min(heads, group - h), first, n, s,
+                                               std::min(segments, s + step), first == heaviest && h == 0});
+                }
     }
 };
 

@@ -105,7 +105,29 @@ inline vf exponential(vf x) {
     return p * (vf)exponent;
 }
 
-inline float exponential(float x) { return exponential(broadcast(x))[0]; }
+// 2^x to about 2 ulp, for x up to 0; below -126 it may be 0. 2^floor(x) times a polynomial in the rest.
+inline vf power_of_two(vf x) {
+#ifdef __AVX512F__
+    constexpr int FLOOR = _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC;
+    vf rest = x - (vf)_mm512_roundscale_ps((__m512)x, FLOOR);
+#else
+    x = larger(x, broadcast(-126.0f));
+    vf whole = (vf)_mm256_floor_ps((__m256)x), rest = x - whole;
+#endif
+    vf p = broadcast(1.8775766948e-3f);
+    p = fma(p, rest, broadcast(8.9893396944e-3f));
+    p = fma(p, rest, broadcast(5.5826317519e-2f));
+    p = fma(p, rest, broadcast(2.4015361071e-1f));
+    p = fma(p, rest, broadcast(6.9315308332e-1f));
+    p = fma(p, rest, broadcast(1.0f));
+#ifdef __AVX512F__
+    return (vf)_mm512_scalef_ps((__m512)p, (__m512)x);
+#else
+    return p * (vf)((__builtin_convertvector(whole, vi) + 127) << 23);
+#endif
+}
+
+inline float power_of_two(float x) { return power_of_two(broadcast(x))[0]; }
 
 // To the nearest integer, for numbers far below 2^22.
 inline vi rounded(vf v) {
