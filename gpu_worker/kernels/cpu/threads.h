@@ -23,6 +23,7 @@ class Team {
   public:
     // The caller is one of `threads`; `spins` = looks at a flag before a thread yields or sleeps, some 10 ns each.
     explicit Team(int threads, int spins) : size_(threads < 1 ? 1 : threads), spins_(spins) {
+        pthread_getaffinity_np(pthread_self(), sizeof allowed_, &allowed_);
         for (int i = 1; i < size_; i++) helpers_.emplace_back([this, i] { help(i); });
     }
 
@@ -57,7 +58,20 @@ class Team {
     }
 
   private:
-    void start() { advance(started_, asleep_idle_); }
+    void start() {
+        keep_off(sched_getcpu());
+        advance(started_, asleep_idle_);
+    }
+
+    // The system likes to wake a thread on the core of who wakes it; there it would wait for the caller to pause.
+    void keep_off(int core) {
+        if (core == caller_core_ || core < 0) return;
+        caller_core_ = core;
+        cpu_set_t others = allowed_;
+        CPU_CLR(core, &others);
+        if (CPU_COUNT(&others) < size_ - 1) return;
+        for (auto& one : helpers_) pthread_setaffinity_np(one.native_handle(), sizeof others, &others);
+    }
 
     void help(int thread) {
         uint32_t seen = 0;
@@ -94,6 +108,8 @@ class Team {
     const int size_;
     const int spins_;
     std::vector<std::thread> helpers_;
+    cpu_set_t allowed_{};
+    int caller_core_ = -1;
     std::function<void(int)> body_;
     std::atomic<bool> stopping_{false};
     alignas(64) std::atomic<uint32_t> started_{0};
