@@ -4,6 +4,11 @@
 
 namespace shoal {
 
+// A unit's weights, some time before they are read.
+inline void fetch_ahead(const uint8_t* p) {
+    for (int line = 0; line < PAIR * 4; line += 64) __builtin_prefetch(p + AHEAD + line);
+}
+
 // R rows from `row` on (all in one tile) times pair of panels `pair`; emit(row, its PAIR results before bias, in REGS).
 template <int R, class Unit, class Emit>
 inline void float_tile(const Packed& a, const Weights& w, int row, int pair, const Emit& emit) {
@@ -14,7 +19,7 @@ inline void float_tile(const Packed& a, const Weights& w, int row, int pair, con
         vu part[REGS];
         SHOAL_UNROLL
         for (int i = 0; i < REGS; i++) part[i] = load_units(p + i * sizeof(vu));
-        __builtin_prefetch(p + AHEAD);
+        fetch_ahead(p);
         SHOAL_UNROLL
         for (int r = 0; r < R; r++)
             SHOAL_UNROLL
@@ -43,7 +48,7 @@ inline void int8_tile(const Packed& a, const Weights& w, int row, int pair, cons
             SHOAL_UNROLL
             for (int i = 0; i < REGS; i++) sum[r][i] = broadcast(starts[r]);
         for (int u = 0; u < GROUP / 4; u++, p += PAIR * 4, x += TILE) {
-            __builtin_prefetch(p + AHEAD);
+            fetch_ahead(p);
             Activations4 one[R];
             SHOAL_UNROLL
             for (int r = 0; r < R; r++) one[r] = activations4(x[r]);
@@ -78,7 +83,7 @@ inline void int4_tile(const Packed& a, const Weights& w, int row, int pair, cons
     for (int g = 0; g < w.kp / GROUP; g++, p += INT4_BYTES, scales += TILE, totals += TILE) {
         vi sum[R][REGS] = {};
         for (int j = 0; j < GROUP / 8; j++, x += 2 * TILE) {
-            __builtin_prefetch(p + j * PAIR * 4 + AHEAD);
+            fetch_ahead(p + j * PAIR * 4);
             SHOAL_UNROLL
             for (int i = 0; i < REGS; i++) {
                 vu nibbles = load_units(p + j * PAIR * 4 + i * sizeof(vu));
