@@ -2,10 +2,10 @@
 
     nobody decodes     as much as `step_s` holds: steps must not look hung, and there is no stream to hold up
     somebody decodes   the step, decodes included, may take `itl_target_s`; without such a setting `stretch` times what
-                       a step without prompts takes once all that are here decode (with contexts like those that
-                       decode now): when many start together, those ahead leave the others the time. Where more
-                       prompts wait than streams run, prompts get so many times the share, up to `longest_s`: each
-                       millisecond is then waited for by more of those
+                       a step took before the prompts came, reckoned for all that are here: when many start together,
+                       those ahead leave the others the time, and while a long prompt enters the streams' own growth is
+                       not added to their gaps. Where more prompts wait than streams run, prompts get so many times the
+                       share, up to `longest_s`: each millisecond is then waited for by more of those
 
 and never more than `most_tokens`, nor more than twice the most that was tried. Two floors keep a target that is too
 tight from starving prompts in pieces that are mostly a step's fixed cost: LEAST_TOKENS, and LEAST_SHARE of the time
@@ -22,6 +22,8 @@ LEAST_TOKENS = 16
 LEAST_SHARE = 0.5
 FIRST_TOKENS = 64
 GROWTH = 2
+# Of how the streams were before prompts came, in a step with prompts: under a load that never pauses it is the past.
+FORGETTING = 1 / 1000
 # A piece that does not end a prompt ends with a block, if that leaves out no more of it than this.
 BLOCK_LOSS = 1 / 8
 
@@ -80,6 +82,7 @@ class Pace:
         self.goals = goals
         self.costs = StepCosts()
         self._tried = 0  # the most prompt tokens that one step computed
+        self._context = 0.0  # tokens a stream, as prompts began to come
 
     def budget(self, decoding: Streams, soon_rows: int) -> Budget:
         """For a step in which `decoding` get a token, of the `soon_rows` that are here."""
@@ -98,12 +101,16 @@ class Pace:
         return min(self.goals.itl_target_s or self._stretched_s(decoding, soon_rows), self.goals.step_s)
 
     def _stretched_s(self, decoding: Streams, soon_rows: int) -> float:
-        calm_s = self.calm_s(decoding, soon_rows)
+        before = Streams(decoding.rows, min(decoding.context, round(self._context * decoding.rows)))
+        calm_s = self.calm_s(before, soon_rows)
         waiting = max(1.0, (soon_rows - decoding.rows) / decoding.rows)  # prompts for each stream
         shared_s = calm_s * (1 + (self.goals.stretch - 1) * waiting)
         return max(self.goals.stretch * calm_s, min(shared_s, self.goals.longest_s))
 
     def record(self, shape: Shape, duration_s: float) -> None:
         """A step took so long."""
+        if shape.rows:
+            context = shape.row_context / shape.rows
+            self._context += (FORGETTING if shape.tokens else 1.0) * (context - self._context)
         self._tried = max(self._tried, shape.tokens)
         self.costs.record(shape, duration_s)

@@ -65,9 +65,9 @@ def total_s(steps: list[tuple[int, float]]) -> float:
     return sum(seconds for _, seconds in steps)
 
 
-@pytest.mark.parametrize(("stretch", "longest", "dearest"), [(1.85, 2.0, 2.3), (2.8, 3.2, 1.7), (3.4, 3.75, 1.5)])
+@pytest.mark.parametrize(("stretch", "longest", "dearest"), [(2.0, 2.2, 2.1), (3.2, 3.6, 1.6), (5.0, 5.5, 1.4)])
 def test_a_long_prompt_beside_sixteen_streams_costs_them_and_itself_what_its_preset_says(stretch, longest, dearest):
-    """The p99 gap is `longest` times the undisturbed at most, the first token `dearest` times its time alone."""
+    """A step is `longest` times the undisturbed at p99 at most, the first token `dearest` times its time alone."""
     here = machine(stretch, noise=0.05)
     alone_s = total_s(here.prompt(8000))
     here.decode(50)
@@ -75,6 +75,33 @@ def test_a_long_prompt_beside_sixteen_streams_costs_them_and_itself_what_its_pre
     gaps = sorted(seconds for _, seconds in steps)
     assert gaps[int(0.99 * len(gaps))] < longest * here.calm_s() * (1 + here.noise)
     assert total_s(steps) < dearest * alone_s
+
+
+def growing(here: Machine, context: int, steps: int) -> list[float]:
+    """Steps with prompts beside streams whose contexts grow from `context` a stream on by 20 tokens a step."""
+    found = []
+    for number in range(steps):
+        streams = Streams(ROWS, ROWS * (context + 20 * number))
+        count = here.pace.budget(streams, ROWS).fitting(1000, 4000)
+        found.append(here.step(Shape(ROWS, streams.context, count, context_of(1000, count))))
+    return found
+
+
+def test_streams_that_grow_while_a_prompt_enters_do_not_lengthen_their_own_gaps() -> None:
+    here = machine(3.0)
+    here.prompt(4000)
+    here.decode(50)
+    assert max(growing(here, CONTEXT // ROWS, 50)) < 1.1 * 3.0 * here.calm_s()
+
+
+def test_a_load_that_never_pauses_is_paced_by_its_streams_as_they_are() -> None:
+    here = machine(3.0)
+    here.prompt(4000)
+    here.decode(50)
+    growing(here, CONTEXT // ROWS, 50)
+    for _ in range(4000):
+        growing(here, 1300, 1)
+    assert growing(here, 1300, 1)[0] > 0.9 * 3.0 * here.calm_s(ROWS, ROWS * 1300)
 
 
 @settings(max_examples=20)
