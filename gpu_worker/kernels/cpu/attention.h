@@ -15,7 +15,7 @@
 namespace shoal {
 
 constexpr int SEGMENT = 512;   // keys
-constexpr int TILE_ROWS = 48;  // query rows of a task
+constexpr int TILE_ROWS = 96;  // query rows of a task
 constexpr int MAX_DIM = 256;
 
 // One sequence's part of a step: rows [first_row, first_row + count) at positions [start, start + count).
