@@ -29,10 +29,12 @@ struct Piece {
 };
 
 struct AttentionTask {
-    int piece, kv_head, first_head, heads;  // query heads [first_head, first_head + heads) of the KV head's group
+    int piece, kv_head, kv_heads;
+    int first_head, heads;  // query heads [first_head, first_head + heads) of each KV head's group
     int first_query, queries;
     int first_segment, last_segment;
     bool first;  // of its piece: nobody has read this KV in this layer yet
+    int head_rows() const { return queries * heads; }
 };
 
 struct AttentionShape {
@@ -163,49 +165,54 @@ class Attention {
         m.total[row] = sum_lanes(total);
     }
 
-    // Reads blocks into the core's cache, several side by side: a kernel alone, block after block, waits for the memory
-    // half of its time, and prefetch instructions help less.
-    void bring(const uint8_t* const* ks, const uint8_t* const* vs, int count) const {
+    // Reads a task's part of blocks into the core's cache, several blocks side by side: a kernel alone, block after block,
+    // waits for the memory half of its time, and prefetch instructions help less.
+    void bring(const AttentionTask& task, const int32_t* table, int count, int layer) const {
         constexpr int BESIDE = 4;
+        const size_t bytes = task.kv_heads * kv_.k_head_bytes;
         vu all{};
         for (int n = 0; n < count; n += BESIDE) {
-            const int last = std::min(count, n + BESIDE);
-            for (size_t line = 0; line < kv_.k_head_bytes; line += 64)
-                for (int i = n; i < last; i++) all |= load_units(ks[i] + line) | load_units(vs[i] + line);
+            const uint8_t *ks[BESIDE], *vs[BESIDE];
+            for (int i = 0; i < BESIDE; i++) {
+                const int block = table[std::min(n + i, count - 1)];
+                ks[i] = kv_.k(block, layer, task.kv_head), vs[i] = kv_.v(block, layer, task.kv_head);
+            }
+            for (size_t line = 0; line < bytes; line += 64)
+                for (int i = 0; i < BESIDE; i++) all |= load_units(ks[i] + line) | load_units(vs[i] + line);
         }
         asm volatile("" ::"x"(all));
     }
 
     // One segment for all rows of the tile: m.peak, m.total, m.sums.
-    void segment(TileMemory& m, int rows, const AttentionTask& task, const Piece& piece, int layer, int number) const {
-        const int first = number * SEGMENT;
+    void segment(TileMemory& m, const AttentionTask& task, const Piece& piece, int layer, int number) const {
+        const int first = number * SEGMENT, rows = task.head_rows();
         int keys = 0;
         for (int r = 0; r < rows; r++) keys = std::max(keys, std::min(SEGMENT, m.position[r] + 1 - first));
         if (keys <= 0) return;
         const int count = (keys + BLOCK - 1) / BLOCK;
-        const uint8_t *ks[SEGMENT / BLOCK], *vs[SEGMENT / BLOCK];
-        for (int n = 0; n < count; n++) {
-            int block = piece.table[first / BLOCK + n];
-            ks[n] = kv_.k(block, layer, task.kv_head), vs[n] = kv_.v(block, layer, task.kv_head);
+        const int32_t* table = piece.table + first / BLOCK;
+        if (task.first) bring(task, table, count, layer);
+        for (int h = 0; h < task.kv_heads; h++) {
+            const uint8_t *ks[SEGMENT / BLOCK], *vs[SEGMENT / BLOCK];
+            for (int n = 0; n < count; n++)
+                ks[n] = kv_.k(table[n], layer, task.kv_head + h), vs[n] = kv_.v(table[n], layer, task.kv_head + h);
+            const int from = h * rows;
+            for_rows<STRIP_ROWS>(rows, [&](auto R, int row) { score_rows<decltype(R)::value>(m, from + row, ks, count); });
+            for (int r = from; r < from + rows; r++)
+                soften(m, r, std::max(0, std::min(SEGMENT, m.position[r] + 1 - first)), keys);
+            for_rows<STRIP_ROWS>(rows, [&](auto R, int row) { weigh_rows<decltype(R)::value>(m, from + row, vs, keys); });
         }
-        if (task.first) bring(ks, vs, count);
-        for_rows<STRIP_ROWS>(rows, [&](auto R, int row) { score_rows<decltype(R)::value>(m, row, ks, count); });
-        for (int r = 0; r < rows; r++) soften(m, r, std::max(0, std::min(SEGMENT, m.position[r] + 1 - first)), keys);
-        for_rows<STRIP_ROWS>(rows, [&](auto R, int row) { weigh_rows<decltype(R)::value>(m, row, vs, keys); });
     }
 
     // Queries q, packed [row][head][unit], of the task's tile.
     void load_queries(TileMemory& m, const AttentionTask& task, const Piece& piece, const uint32_t* q) const {
         const int units = shape_.dim / Unit::PER_UNIT;
-        int r = 0;
-        for (int i = 0; i < task.queries; i++)
-            for (int h = 0; h < task.heads; h++, r++) {
-                const int query = task.first_query + i;
-                const int head = task.kv_head * shape_.group() + task.first_head + h;
-                const uint32_t* from = q + (size_t(piece.first_row + query) * shape_.heads + head) * units;
-                memcpy(m.q[r], from, units * sizeof(uint32_t));
-                m.position[r] = piece.start + query;
-            }
+        for (int r = 0; r < task.kv_heads * task.head_rows(); r++) {
+            const int query = query_of(task, r);
+            const uint32_t* from = q + (size_t(piece.first_row + query) * shape_.heads + head_of(task, r)) * units;
+            memcpy(m.q[r], from, units * sizeof(uint32_t));
+            m.position[r] = piece.start + query;
+        }
     }
 
     static size_t partial_floats(const AttentionShape& s) { return size_t(s.padded_dim) + 2; }
@@ -213,13 +220,13 @@ class Attention {
     void run(TileMemory& m, const AttentionTask& task, const Piece& piece, int layer, const uint32_t* q,
              float* partials, const Rows& out) const {
         load_queries(m, task, piece, q);
-        const int rows = task.queries * task.heads;
+        const int rows = task.kv_heads * task.head_rows();
         for (int s = task.first_segment; s < task.last_segment; s++) {
-            segment(m, rows, task, piece, layer, s);
+            segment(m, task, piece, layer, s);
             for (int r = 0; r < rows; r++) {
                 if (m.position[r] < s * SEGMENT) continue;
                 if (piece.split) {
-                    float* to = partial(partials, piece, task.first_query + r / task.heads, s, head_of(task, r));
+                    float* to = partial(partials, piece, query_of(task, r), s, head_of(task, r));
                     memcpy(to, m.sums[r], shape_.padded_dim * sizeof(float));
                     to[shape_.padded_dim] = m.peak[r], to[shape_.padded_dim + 1] = m.total[r];
                 } else {
@@ -230,8 +237,8 @@ class Attention {
         }
         if (piece.split) return;
         for (int r = 0; r < rows; r++)
-            write(out.row(piece.first_row + task.first_query + r / task.heads) + head_of(task, r) * shape_.dim,
-                  m.result[r], m.result_total[r]);
+            write(out.row(piece.first_row + query_of(task, r)) + head_of(task, r) * shape_.dim, m.result[r],
+                  m.result_total[r]);
     }
 
     // Merges the segments of one query of a split piece into its row of `out`.
@@ -270,8 +277,12 @@ class Attention {
         for (; row < rows; row++) go(std::integral_constant<int, 1>(), row);
     }
 
+    // A tile's rows are ordered by KV head, query, and query head.
     int head_of(const AttentionTask& task, int row) const {
-        return task.kv_head * shape_.group() + task.first_head + row % task.heads;
+        return (task.kv_head + row / task.head_rows()) * shape_.group() + task.first_head + row % task.heads;
+    }
+    int query_of(const AttentionTask& task, int row) const {
+        return task.first_query + row % task.head_rows() / task.heads;
     }
 
     float* partial(float* partials, const Piece& piece, int query, int segment, int head) const {

@@ -25,8 +25,10 @@ struct Operation {
     std::function<void(Batch&, int task, int thread)> run;
 };
 
-// A piece with fewer tiles for each thread is split, so that no thread waits for another's last tile.
+// Tiles for each thread, or decodes. A piece with fewer tiles is split, so that no thread waits for another's last one;
+// with as many decodes their KV heads need not be spread.
 constexpr int ENOUGH_TILES = 6;
+constexpr int CACHE_BYTES = 512 << 10;  // of KV that a task reads at once
 
 class Program {
   public:
@@ -81,8 +83,9 @@ class Program {
             batch.pieces.push_back(p);
         }
         if (!attention.heads) return;
+        const bool crowd = std::count(counts, counts + pieces, 1) >= ENOUGH_TILES * team.size();
         batch.partials.resize(size_t(partial_rows) * attention.heads * (attention.padded_dim + 2));
-        for (int i = 0; i < pieces; i++) plan_attention(i);
+        for (int i = 0; i < pieces; i++) plan_attention(i, crowd && counts[i] == 1 ? heads_beside() : 1);
     }
 
   private:
@@ -94,19 +97,29 @@ class Program {
         return (p.count + tile_queries() - 1) / tile_queries() * attention.kv_heads * parts;
     }
 
-    void plan_attention(int number) {
+    // KV heads whose segment fits into a core's cache together: one after another they would look up its pages each.
+    int heads_beside() const {
+        const int rows = TILE_ROWS / attention.group();
+        return std::max(1, std::min({attention.kv_heads, rows, int(CACHE_BYTES / (SEGMENT * 4 * attention.dim))}));
+    }
+
+    void plan_attention(int number, int kv_heads) {
         const Piece& p = batch.pieces[number];
         const int group = attention.group(), heads = tile_heads(), queries = tile_queries();
         const int step = p.split ? 1 : p.segments();
         const int heaviest = (p.count - 1) / queries * queries;
         for (int first = heaviest; first >= 0; first -= queries)
-            for (int kv_head = 0; kv_head < attention.kv_heads; kv_head++)
+            for (int kv_head = 0; kv_head < attention.kv_heads; kv_head += kv_heads)
                 for (int h = 0; h < group; h += heads) {
-                    const int n = std::min(queries, p.count - first);
-                    const int segments = (p.start + first + n + SEGMENT - 1) / SEGMENT;
-                    for (int s = 0; s < segments; s += step)
-                        batch.tasks.push_back({number, kv_head, h, std::min(heads, group - h), first, n, s,
-                                               std::min(segments, s + step), first == heaviest && h == 0});
+                    AttentionTask task{number, kv_head, std::min(kv_heads, attention.kv_heads - kv_head)};
+                    task.first_head = h, task.heads = std::min(heads, group - h);
+                    task.first_query = first, task.queries = std::min(queries, p.count - first);
+                    task.first = first == heaviest && h == 0;
+                    const int segments = (p.start + first + task.queries + SEGMENT - 1) / SEGMENT;
+                    for (int s = 0; s < segments; s += step) {
+                        task.first_segment = s, task.last_segment = std::min(segments, s + step);
+                        batch.tasks.push_back(task);
+                    }
                 }
     }
 };

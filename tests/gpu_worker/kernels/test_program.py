@@ -156,6 +156,22 @@ def test_attention_is_the_same_bits_however_a_sequence_is_cut(bf16):
     assert torch.equal(torch.cat(cut), whole)
 
 
+@pytest.mark.parametrize(("heads", "kv_heads"), [(9, 3), (8, 8), (4, 1)])
+def test_a_crowd_of_decodes_gets_the_bits_that_each_gets_alone(heads, kv_heads):
+    """With so many a task takes all KV heads of a sequence, and contexts beyond a segment are still spread."""
+    torch.manual_seed(7)
+    layer = OneLayer(torch.randn(1100, (heads + 2 * kv_heads) * 32), heads, kv_heads, 32, True, blocks=250)
+    contexts, pieces, free = [1, 15, 16, 40, 511, 512, 513, 1090, 3, 100, 33, 300, 7], [], 0
+    for context in contexts:
+        blocks = list(range(free, free + context // 16 + 1))
+        layer.run((0, context, blocks))
+        pieces.append((context, 1, blocks))
+        free += len(blocks)
+    together = layer.run(*pieces)
+    alone = torch.cat([layer.run(piece) for piece in pieces])
+    assert torch.equal(together, alone)
+
+
 def test_what_a_block_held_before_never_shows():
     """A block comes back full of NaN, as one that a broken sequence left."""
     torch.manual_seed(6)
