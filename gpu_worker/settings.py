@@ -8,6 +8,7 @@ from pydantic import BeforeValidator, ByteSize, Field
 
 from gpu_worker.cold.settings import ColdFields
 from gpu_worker.engine.config import EngineConfig
+from gpu_worker.engine.presets import PRESETS
 
 _DEFAULTS = EngineConfig(model="")
 # A name that means every interface says nothing about where peers should call.
@@ -173,11 +174,12 @@ class WorkerSettings(ColdFields):
     )
 
     stream_interval_ms: int = Field(
-        10,
-        ge=0,
+        -1,
+        ge=-1,
         le=1000,
         description="Least milliseconds between two messages of one stream: tokens of shorter steps go together. Less "
-        "work for every process on the way; the first token and the end never wait. 0 = a message for each step.",
+        "work for every process on the way; the first token and the end never wait. 0 = a message for each step, "
+        "-1 = the preset's.",
     )
     overdue_s: float = Field(
         1.5,
@@ -195,6 +197,11 @@ class WorkerSettings(ColdFields):
         """What the engine process is told."""
         shared = WorkerSettings.model_fields.keys() & set(EngineConfig.__struct_fields__)
         return EngineConfig(**{name: getattr(self, name) for name in shared})
+
+    def stream_interval_s(self) -> float:
+        """The least time between two messages of one stream."""
+        preset_ms = PRESETS[self.preset].stream_interval_ms
+        return (preset_ms if self.stream_interval_ms < 0 else self.stream_interval_ms) / 1000
 
     def identity(self) -> str:
         """The worker's id: as set, or a fresh one. Call once per process."""

@@ -65,9 +65,8 @@ class Worker:
         pulse = Pulse(self._settings.overdue_s)
         line = LoadingLine()
         listeners = Listeners(line.show, self._stepped, self._cached)
-        async with engine_process(
-            self._settings.engine(), pulse, listeners, self._settings.stream_interval_ms / 1000
-        ) as bridge:
+        interval_s = self._settings.stream_interval_s()
+        async with engine_process(self._settings.engine(), pulse, listeners, interval_s) as bridge:
             self.bridge = bridge
             why_lost = await self._serve(bridge, stopping)
         line.end()

@@ -5,6 +5,7 @@ companions of a first request come (window.py). `itl_target_ms` is how long a ru
 the batch limit follows it, and steps keep to it where more prompts wait than streams run. `stretch` is what prompts may
 cost the streams that run: a step that computes prompts beside them takes at most so many times what it took before they
 came (pacing.py). Prompts then get (stretch - 1) / stretch of the engine's time: 80, 60 and 69 %.
+`stream_interval_ms` is the least time between two messages of one stream (streams.py).
 """
 
 from dataclasses import dataclass
@@ -29,6 +30,7 @@ class Preset:
     context_tokens: int  # prompt + output, where the model allows more
     itl_target_ms: float
     stretch: float
+    stream_interval_ms: int
 
 
 PRESETS = {
@@ -39,6 +41,7 @@ PRESETS = {
         context_tokens=8192,
         itl_target_ms=250,
         stretch=5.0,
+        stream_interval_ms=50,
     ),
     "latency": Preset(
         sequences=(8, 16),
@@ -47,6 +50,7 @@ PRESETS = {
         context_tokens=4096,
         itl_target_ms=60,
         stretch=2.5,
+        stream_interval_ms=10,
     ),
     "mixed": Preset(
         sequences=(16, 32),
@@ -55,6 +59,7 @@ PRESETS = {
         context_tokens=6144,
         itl_target_ms=120,
         stretch=3.2,
+        stream_interval_ms=20,
     ),
 }
 

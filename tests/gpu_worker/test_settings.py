@@ -79,3 +79,11 @@ def test_a_timing_model_of_nonsense_is_refused(monkeypatch: pytest.MonkeyPatch, 
     monkeypatch.setenv("SHOAL_WORKER_SIMULATED_STEP_MS", value)
     with pytest.raises(SettingsError, match="SHOAL_WORKER_SIMULATED_STEP_MS"):
         WorkerSettings.load()
+
+
+def test_messages_keep_the_presets_distance_unless_one_is_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SHOAL_MODEL", "m")
+    monkeypatch.setenv("SHOAL_WORKER_PRESET", "throughput")
+    assert WorkerSettings().stream_interval_s() == 0.05
+    monkeypatch.setenv("SHOAL_WORKER_STREAM_INTERVAL_MS", "0")
+    assert WorkerSettings().stream_interval_s() == 0.0
