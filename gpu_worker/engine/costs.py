@@ -1,9 +1,10 @@
 """What a step costs on this machine, fitted from the steps themselves. Pure; no clock.
 
-    seconds = fixed + rows x row + rows' context x read + tokens x token + tokens' context x attend
+    seconds = fixed + rows x row + context before all x read + tokens x token + tokens' context x attend
 
-Rows decode: each costs its share of the matmuls and reads the KV before it. Prompt tokens cost more each, and each
-attends to all before it, so a long prompt gets dearer as it goes on.
+Rows decode: each costs its share of the matmuls and reads the KV before it. So does a piece of a prompt, once for all
+its tokens, which makes small pieces far into a prompt dear. Prompt tokens cost more each, and each attends to all before
+it, so a long prompt gets dearer as it goes on.
 
 The fit is a weighted least squares with no coefficient below zero. Errors count relative to the step's length, so that
 short steps are not drowned by long ones. Steps that only decode and steps with prompts are remembered apart, each kind
@@ -36,17 +37,22 @@ ORDER = (3, 0, 1, 4, 2)
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """What of a step its time depends on. `token_context` sums the positions of all prompt tokens."""
+    """What of a step its time depends on.
+
+    `row_context` and `piece_context` sum the tokens before each row and each piece of a prompt, `token_context` the
+    positions of all prompt tokens.
+    """
 
     rows: int = 0
     row_context: int = 0
     tokens: int = 0
     token_context: float = 0.0
+    piece_context: int = 0
 
     @classmethod
     def of(cls, pieces: Iterable[Piece]) -> "Shape":
         """One token is a row, more are a piece of a prompt."""
-        rows = row_context = tokens = 0
+        rows = row_context = tokens = piece_context = 0
         token_context = 0.0
         for piece in pieces:
             if piece.count == 1:
@@ -55,11 +61,12 @@ class Shape:
             else:
                 tokens += piece.count
                 token_context += context_of(piece.start, piece.count)
-        return cls(rows, row_context, tokens, token_context)
+                piece_context += piece.start
+        return cls(rows, row_context, tokens, token_context, piece_context)
 
     @property
     def features(self) -> tuple[float, float, float, float, float]:
-        return 1.0, self.rows, self.row_context, self.tokens, self.token_context
+        return 1.0, self.rows, self.row_context + self.piece_context, self.tokens, self.token_context
 
 
 def context_of(start: int, count: int) -> float:
@@ -123,13 +130,14 @@ class StepCosts:
 
     def prompt_s(self, start: int, count: int) -> float:
         """What `count` tokens from `start` on add to a step."""
-        *_, token, attend = self._costs
-        return self._pace * (token * count + attend * context_of(start, count))
+        _, _, read, token, attend = self._costs
+        return self._pace * (read * start + token * count + attend * context_of(start, count))
 
     def fitting(self, start: int, seconds: float) -> float:
         """How many tokens from `start` on take `seconds`; infinity where they cost nothing."""
-        *_, token, attend = self._costs
-        left_s, linear, square = max(0.0, seconds) / self._pace, token + attend * start, attend / 2
+        _, _, read, token, attend = self._costs
+        left_s = max(0.0, seconds / self._pace - read * start)
+        linear, square = token + attend * start, attend / 2
         divisor = linear + sqrt(linear**2 + 4 * square * left_s)
         return 2 * left_s / divisor if divisor else inf
 

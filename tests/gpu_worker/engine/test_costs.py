@@ -14,12 +14,12 @@ FIXED_S, ROW_S, READ_S, TOKEN_S, ATTEND_S = 0.005, 0.0009, 1.5e-6, 0.00045, 1.2e
 
 def seconds(shape: Shape, slower: float = 1.0) -> float:
     """The machine: a small model on two cores."""
-    rows = ROW_S * shape.rows + READ_S * shape.row_context
+    rows = ROW_S * shape.rows + READ_S * (shape.row_context + shape.piece_context)
     return slower * (FIXED_S + rows + TOKEN_S * shape.tokens + ATTEND_S * shape.token_context)
 
 
 def step(rows: int = 0, context: int = 300, start: int = 0, tokens: int = 0) -> Shape:
-    return Shape(rows, rows * context, tokens, context_of(start, tokens))
+    return Shape(rows, rows * context, tokens, context_of(start, tokens), start if tokens else 0)
 
 
 def learn(costs: StepCosts, shapes: list[Shape], took: Callable[[Shape], float] = seconds) -> None:
@@ -54,6 +54,13 @@ def test_as_many_tokens_fit_as_take_the_time() -> None:
         assert costs.prompt_s(start, round(costs.fitting(start, 0.1))) == pytest.approx(0.1, rel=0.02)
     assert costs.fitting(8000, 0.1) < 0.4 * costs.fitting(0, 0.1)
     assert StepCosts().fitting(0, 0.1) == float("inf"), "nothing is known yet"
+
+
+def test_a_small_piece_far_into_a_prompt_reads_all_before_it() -> None:
+    costs = StepCosts()
+    learn(costs, mixed(random.Random(3), 150))
+    assert costs.prompt_s(8000, 16) == pytest.approx(16 * (TOKEN_S + 8008 * ATTEND_S) + 8000 * READ_S, rel=0.1)
+    assert costs.fitting(8000, 7000 * READ_S) == 0
 
 
 def test_one_stray_step_moves_what_is_expected_by_little() -> None:
