@@ -3,8 +3,8 @@
     seconds = fixed + rows x row + context before all x read + tokens x token + tokens' context x attend
 
 Rows decode: each costs its share of the matmuls and reads the KV before it. So does a piece of a prompt, once for all
-its tokens, which makes small pieces far into a prompt dear. Prompt tokens cost more each, and each attends to all before
-it, so a long prompt gets dearer as it goes on.
+its tokens, which makes small pieces far into a prompt dear. Prompt tokens cost more each, and each attends to all
+before it, so a long prompt gets dearer as it goes on.
 
 The fit is a weighted least squares with no coefficient below zero. Errors count relative to the step's length, so that
 short steps are not drowned by long ones. Steps that only decode and steps with prompts are remembered apart, each kind
