@@ -130,6 +130,8 @@ class StepCosts:
 
     def prompt_s(self, start: int, count: int) -> float:
         """What `count` tokens from `start` on add to a step."""
+        if not count:
+            return 0.0
         _, _, read, token, attend = self._costs
         return self._pace * (read * start + token * count + attend * context_of(start, count))
 

@@ -22,7 +22,8 @@ LEAST_TOKENS = 16
 LEAST_SHARE = 0.5
 FIRST_TOKENS = 64
 GROWTH = 2
-# Of how the streams were before prompts came, in a step with prompts: under a load that never pauses it is the past.
+# What each step with prompts replaces of the context that streams had before prompts came: a load that never pauses is
+# paced by its streams as they are.
 FORGETTING = 1 / 1000
 # A piece that does not end a prompt ends with a block, if that leaves out no more of it than this.
 BLOCK_LOSS = 1 / 8
@@ -82,7 +83,7 @@ class Pace:
         self.goals = goals
         self.costs = StepCosts()
         self._tried = 0  # the most prompt tokens that one step computed
-        self._context = 0.0  # tokens a stream, as prompts began to come
+        self._context: float | None = None  # tokens a stream, as prompts began to come; None = nobody decoded
 
     def budget(self, decoding: Streams, soon_rows: int) -> Budget:
         """For a step in which `decoding` get a token, of the `soon_rows` that are here."""
@@ -93,7 +94,7 @@ class Pace:
         return Budget(self.costs, tokens, max(step_s - decode_s, LEAST_SHARE * decode_s), min(LEAST_TOKENS, tokens))
 
     def calm_s(self, decoding: Streams, rows: int) -> float:
-        """A step without prompts in which `rows` choices decode, with contexts like those that do so now."""
+        """A step without prompts in which `rows` choices decode, with contexts like those of `decoding`."""
         return self.costs.decode_s(rows, decoding.context * rows // max(1, decoding.rows))
 
     def _step_s(self, decoding: Streams, soon_rows: int) -> float:
@@ -101,16 +102,26 @@ class Pace:
         return min(self.goals.itl_target_s or self._stretched_s(decoding, soon_rows), self.goals.step_s)
 
     def _stretched_s(self, decoding: Streams, soon_rows: int) -> float:
-        before = Streams(decoding.rows, min(decoding.context, round(self._context * decoding.rows)))
-        calm_s = self.calm_s(before, soon_rows)
+        context = decoding.context
+        if self._context is not None:
+            context = min(context, round(self._context * decoding.rows))
+        calm_s = self.calm_s(Streams(decoding.rows, context), soon_rows)
         waiting = max(1.0, (soon_rows - decoding.rows) / decoding.rows)  # prompts for each stream
         shared_s = calm_s * (1 + (self.goals.stretch - 1) * waiting)
         return max(self.goals.stretch * calm_s, min(shared_s, self.goals.longest_s))
 
     def record(self, shape: Shape, duration_s: float) -> None:
         """A step took so long."""
-        if shape.rows:
-            context = shape.row_context / shape.rows
-            self._context += (FORGETTING if shape.tokens else 1.0) * (context - self._context)
+        self._remember(shape)
         self._tried = max(self._tried, shape.tokens)
         self.costs.record(shape, duration_s)
+
+    def _remember(self, shape: Shape) -> None:
+        """How long the streams' contexts are, until prompts come."""
+        if not shape.rows:
+            self._context = None
+            return
+        context = shape.row_context / shape.rows
+        if self._context is None or not shape.tokens:
+            self._context = context
+        self._context += FORGETTING * (context - self._context)

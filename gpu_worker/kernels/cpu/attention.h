@@ -5,8 +5,8 @@
 // on its own query and keys only: the kernels for one row and for many add in the same order, keys beyond a row's own
 // position have weight zero. So a prompt computed whole, in pieces or token by token gives the same bits.
 //
-// Query heads that share a KV head are rows of one tile. Where few tiles have long contexts, as decodes and small pieces
-// of a prompt, their segments are spread over all threads and merged by a later operation, in the same order.
+// Query heads that share a KV head are rows of one tile. A piece of few tiles over more than one segment, as a decode or a
+// small piece of a prompt, has its segments spread over all threads, and merged by a later operation in the same order.
 #pragma once
 #include <vector>
 
@@ -33,12 +33,12 @@ struct AttentionTask {
     int first_head, heads;  // query heads [first_head, first_head + heads) of each KV head's group
     int first_query, queries;
     int first_segment, last_segment;
-    bool first;  // of its piece: nobody has read this KV in this layer yet
+    bool brings;  // the one task of its piece that fetches this KV
     int head_rows() const { return queries * heads; }
 };
 
 struct AttentionShape {
-    int heads, kv_heads, dim, padded_dim;
+    int heads, kv_heads, dim, padded_dim, value_bytes;
     int group() const { return heads / kv_heads; }
 };
 
@@ -191,7 +191,7 @@ class Attention {
         if (keys <= 0) return;
         const int count = (keys + BLOCK - 1) / BLOCK;
         const int32_t* table = piece.table + first / BLOCK;
-        if (task.first) bring(task, table, count, layer);
+        if (task.brings) bring(task, table, count, layer);
         for (int h = 0; h < task.kv_heads; h++) {
             const uint8_t *ks[SEGMENT / BLOCK], *vs[SEGMENT / BLOCK];
             for (int n = 0; n < count; n++)

@@ -98,7 +98,7 @@ API void shoal_swiglu(Program* p, const Packed* in, const Weights* w, Rows* out)
 // rows for work in between: of heads * dim and of dim numbers. Every layer of a program has the same shape.
 API void shoal_attention(Program* p, const Kv* kv, int layer, int heads, float scale, const float* frequencies,
                          Rows* qkv, Rows* q, Rows* turns, Rows* out, Packed* packed) {
-    p->attention = {heads, kv->heads, kv->dim, kv->padded_dim};
+    p->attention = {heads, kv->heads, kv->dim, kv->padded_dim, kv->value_bytes};
     auto* units = q->data.as<uint32_t>();
     auto* angles = turns->data.as<float>();
     if (kv->value_bytes == 2)

@@ -93,6 +93,7 @@ inline void int4_tile(const Packed& a, const Weights& w, int row, int pair, cons
                     sum[r][i] = dot4(dot4(sum[r][i], low, activations4(x[r])), high, activations4(x[r + TILE]));
             }
         }
+        fetch_ahead(p + NIBBLE_BYTES);
         const uint8_t* steps = p + NIBBLE_BYTES;
         SHOAL_UNROLL
         for (int i = 0; i < REGS; i++) {

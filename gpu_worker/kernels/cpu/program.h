@@ -25,10 +25,11 @@ struct Operation {
     std::function<void(Batch&, int task, int thread)> run;
 };
 
-// Tiles for each thread, or decodes. A piece with fewer tiles is split, so that no thread waits for another's last one;
-// with as many decodes their KV heads need not be spread.
+// How many tasks a thread should find. A piece with fewer tiles than that for all threads is split, so that none waits for
+// another's last one; where as many sequences decode, a task takes several KV heads of one.
 constexpr int ENOUGH_TILES = 6;
 constexpr int CACHE_BYTES = 512 << 10;  // of KV that a task reads at once
+constexpr int PARTIAL_ROWS = 1 << 14;   // most partial results of a step, in rows: some tens of megabytes
 
 class Program {
   public:
@@ -72,7 +73,8 @@ class Program {
         int partial_rows = 0;
         for (int i = 0; i < pieces; i++) {
             Piece p{batch.rows, counts[i], starts[i], tables + offsets[i], bool(samples[i])};
-            if (attention.heads && p.segments() > 1 && tiles(p) < ENOUGH_TILES * team.size()) {
+            const bool few = attention.heads && p.segments() > 1 && tiles(p) < ENOUGH_TILES * team.size();
+            if (few && partial_rows + p.count * p.segments() <= PARTIAL_ROWS) {
                 p.split = true, p.partial = partial_rows;
                 partial_rows += p.count * p.segments();
                 for (int t = 0; t < p.count; t++) batch.split_rows.push_back(batch.rows + t);
@@ -84,7 +86,8 @@ class Program {
         }
         if (!attention.heads) return;
         const bool crowd = std::count(counts, counts + pieces, 1) >= ENOUGH_TILES * team.size();
-        batch.partials.resize(size_t(partial_rows) * attention.heads * (attention.padded_dim + 2));
+        const size_t floats = size_t(partial_rows) * attention.heads * (attention.padded_dim + 2);
+        if (floats > batch.partials.size()) batch.partials.resize(floats);
         for (int i = 0; i < pieces; i++) plan_attention(i, crowd && counts[i] == 1 ? heads_beside() : 1);
     }
 
@@ -97,10 +100,11 @@ class Program {
         return (p.count + tile_queries() - 1) / tile_queries() * attention.kv_heads * parts;
     }
 
-    // KV heads whose segment fits into a core's cache together: one after another they would look up its pages each.
+    // KV heads whose segment fits into a core's cache, and whose rows into a tile. Read together they touch each page of
+    // memory once.
     int heads_beside() const {
-        const int rows = TILE_ROWS / attention.group();
-        return std::max(1, std::min({attention.kv_heads, rows, int(CACHE_BYTES / (SEGMENT * 4 * attention.dim))}));
+        const int in_cache = CACHE_BYTES / (SEGMENT * 2 * attention.value_bytes * attention.dim);
+        return std::max(1, std::min({attention.kv_heads, TILE_ROWS / attention.group(), in_cache}));
     }
 
     void plan_attention(int number, int kv_heads) {
@@ -114,7 +118,7 @@ class Program {
                     AttentionTask task{number, kv_head, std::min(kv_heads, attention.kv_heads - kv_head)};
                     task.first_head = h, task.heads = std::min(heads, group - h);
                     task.first_query = first, task.queries = std::min(queries, p.count - first);
-                    task.first = first == heaviest && h == 0;
+                    task.brings = first == heaviest && h == 0;
                     const int segments = (p.start + first + task.queries + SEGMENT - 1) / SEGMENT;
                     for (int s = 0; s < segments; s += step) {
                         task.first_segment = s, task.last_segment = std::min(segments, s + step);

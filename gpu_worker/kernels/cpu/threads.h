@@ -24,6 +24,7 @@ class Team {
     // The caller is one of `threads`; `spins` = looks at a flag before a thread yields or sleeps, some 10 ns each.
     explicit Team(int threads, int spins) : size_(threads < 1 ? 1 : threads), spins_(spins) {
         pthread_getaffinity_np(pthread_self(), sizeof allowed_, &allowed_);
+        bound_ = allowed_;
         for (int i = 1; i < size_; i++) helpers_.emplace_back([this, i] { help(i); });
     }
 
@@ -63,14 +64,19 @@ class Team {
         advance(started_, asleep_idle_);
     }
 
-    // The system likes to wake a thread on the core of who wakes it; there it would wait for the caller to pause.
+    // Binds the helpers to all allowed cores but the caller's: the system likes to wake a thread on the core of who wakes
+    // it, where it would wait for the caller to pause. What somebody else has bound them to meanwhile is allowed then.
     void keep_off(int core) {
-        if (core == caller_core_ || core < 0) return;
-        caller_core_ = core;
-        cpu_set_t others = allowed_;
-        CPU_CLR(core, &others);
-        if (CPU_COUNT(&others) < size_ - 1) return;
-        for (auto& one : helpers_) pthread_setaffinity_np(one.native_handle(), sizeof others, &others);
+        if (core == caller_core_ || core < 0 || helpers_.empty()) return;
+        cpu_set_t now;
+        if (pthread_getaffinity_np(helpers_[0].native_handle(), sizeof now, &now)) return;
+        if (!CPU_EQUAL(&now, &bound_)) allowed_ = now;
+        bound_ = allowed_;
+        CPU_CLR(core, &bound_);
+        if (CPU_COUNT(&bound_) < size_ - 1) bound_ = allowed_;
+        bool done = true;
+        for (auto& one : helpers_) done &= !pthread_setaffinity_np(one.native_handle(), sizeof bound_, &bound_);
+        if (done) caller_core_ = core;
     }
 
     void help(int thread) {
@@ -108,7 +114,7 @@ class Team {
     const int size_;
     const int spins_;
     std::vector<std::thread> helpers_;
-    cpu_set_t allowed_{};
+    cpu_set_t allowed_{}, bound_{};  // what the helpers may use, and what they do
     int caller_core_ = -1;
     std::function<void(int)> body_;
     std::atomic<bool> stopping_{false};

@@ -105,13 +105,13 @@ inline vf exponential(vf x) {
     return p * (vf)exponent;
 }
 
-// 2^x to about 2 ulp, for x up to 0; below -126 it may be 0. 2^floor(x) times a polynomial in the rest.
+// 2^x to about 2 ulp, for finite x up to 0; below -126 it is 2^-126 or less. 2^floor(x) times a polynomial in the rest.
 inline vf power_of_two(vf x) {
 #ifdef __AVX512F__
     constexpr int FLOOR = _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC;
     vf rest = x - (vf)_mm512_roundscale_ps((__m512)x, FLOOR);
 #else
-    x = larger(x, broadcast(-126.0f));
+    x = larger(broadcast(-126.0f), x);  // in this order NaN stays
     vf whole = (vf)_mm256_floor_ps((__m256)x), rest = x - whole;
 #endif
     vf p = broadcast(1.8775766948e-3f);

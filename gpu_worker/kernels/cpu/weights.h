@@ -31,7 +31,7 @@ constexpr int GROUP = 32;        // inputs of a row that share a scale, weights 
 constexpr int NIBBLE_BYTES = PAIR * GROUP / 2;           // of a group of a pair of panels of int4
 constexpr int INT4_BYTES = NIBBLE_BYTES + 2 * PAIR * 2;  // with steps and least values
 constexpr int K_STEP = 64;       // rows are padded with zeros to a multiple
-constexpr int AHEAD = 6144;      // bytes of weights: what arrives while so many are computed with
+constexpr int AHEAD = 6144;      // how far before its use a byte of weights is fetched
 #ifdef __AVX512F__
 constexpr int TILE = 12;  // rows: two registers of sums for each, and some to spare
 #else

@@ -106,6 +106,13 @@ def test_a_load_that_never_pauses_is_paced_by_its_streams_as_they_are() -> None:
     assert growing(here, 1300, 1)[0] > 0.9 * 3.0 * here.calm_s(ROWS, ROWS * 1300)
 
 
+def test_what_other_streams_were_is_forgotten_when_nobody_decodes() -> None:
+    here = machine(3.0)
+    here.decode(50)
+    here.prompt(8000)
+    assert growing(here, 1300, 5)[-1] > 0.9 * 3.0 * here.calm_s(ROWS, ROWS * 1300)
+
+
 @settings(max_examples=20)
 @given(st.floats(0.03, 0.2), st.sampled_from([0.0001, 0.0005, 0.002]))
 def test_a_target_of_ones_own_is_held_whatever_a_token_costs(target_s: float, token_s: float) -> None:

@@ -1,5 +1,7 @@
 """The CPU kernels beside torch: each operation in every format, and rows that depend on nothing but themselves."""
 
+import os
+
 import numpy as np
 import pytest
 import torch
@@ -131,12 +133,12 @@ class OneLayer:
 
 
 @pytest.mark.parametrize(("bf16", "tolerance"), [(False, 2e-6), (True, 6e-3)])
-@pytest.mark.parametrize(("heads", "kv_heads", "dim"), [(9, 3, 64), (4, 4, 24), (2, 1, 128), (50, 1, 8), (6, 2, 34)])
-@pytest.mark.parametrize("count", [1, 17, 300])
+@pytest.mark.parametrize(("heads", "kv_heads", "dim"), [(9, 3, 64), (4, 4, 24), (2, 1, 128), (100, 1, 8), (6, 2, 34)])
+@pytest.mark.parametrize("count", [1, 17, 300, 1100])
 def test_attention_equals_torch(heads, kv_heads, dim, count, bf16, tolerance):
     torch.manual_seed(count)
-    layer = OneLayer(torch.randn(count, (heads + 2 * kv_heads) * dim), heads, kv_heads, dim, bf16)
-    got, wanted = layer.run((0, count, list(range(19)))), layer.wanted()
+    layer = OneLayer(torch.randn(count, (heads + 2 * kv_heads) * dim), heads, kv_heads, dim, bf16, blocks=70)
+    got, wanted = layer.run((0, count, list(range(70)))), layer.wanted()
     assert (got - wanted).norm() / wanted.norm() < tolerance
 
 
@@ -156,11 +158,11 @@ def test_attention_is_the_same_bits_however_a_sequence_is_cut(bf16):
     assert torch.equal(torch.cat(cut), whole)
 
 
-@pytest.mark.parametrize(("heads", "kv_heads"), [(9, 3), (8, 8), (4, 1)])
-def test_a_crowd_of_decodes_gets_the_bits_that_each_gets_alone(heads, kv_heads):
-    """With so many a task takes all KV heads of a sequence, and contexts beyond a segment are still spread."""
+@pytest.mark.parametrize(("heads", "kv_heads", "dim"), [(9, 3, 32), (8, 8, 32), (4, 1, 32), (6, 3, 128), (100, 1, 8)])
+def test_a_crowd_of_decodes_gets_the_bits_that_each_gets_alone(heads, kv_heads, dim):
+    """With so many a task takes several KV heads of a sequence, and contexts beyond a segment are still spread."""
     torch.manual_seed(7)
-    layer = OneLayer(torch.randn(1100, (heads + 2 * kv_heads) * 32), heads, kv_heads, 32, True, blocks=250)
+    layer = OneLayer(torch.randn(1100, (heads + 2 * kv_heads) * dim), heads, kv_heads, dim, True, blocks=250)
     contexts, pieces, free = [1, 15, 16, 40, 511, 512, 513, 1090, 3, 100, 33, 300, 7], [], 0
     for context in contexts:
         blocks = list(range(free, free + context // 16 + 1))
@@ -170,6 +172,15 @@ def test_a_crowd_of_decodes_gets_the_bits_that_each_gets_alone(heads, kv_heads):
     together = layer.run(*pieces)
     alone = torch.cat([layer.run(piece) for piece in pieces])
     assert torch.equal(together, alone)
+
+
+@pytest.mark.parametrize("bf16", [False, True])
+def test_a_query_that_is_no_number_attends_to_none(bf16):
+    x = torch.randn(20, 5 * 64)
+    x[19, :192] = float("nan")
+    got = OneLayer(x, 3, 1, 64, bf16).run((0, 20, [0, 1]))
+    assert torch.isfinite(got[:19]).all()
+    assert torch.isnan(got[19]).all()
 
 
 def test_what_a_block_held_before_never_shows():
@@ -221,6 +232,20 @@ def test_a_row_that_is_no_number_stays_one_and_alone(form, value):
     program.run(tokens(3))
     finite = np.isfinite(out.numpy()).all(axis=1)
     assert finite.tolist() == [True, False, True]
+
+
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="one core")
+def test_helping_threads_keep_off_the_core_of_who_calls_them():
+    allowed, before = os.sched_getaffinity(0), {int(thread) for thread in os.listdir("/proc/self/task")}
+    program = Program(threads=2, max_rows=1, max_logits=1)
+    (helper,) = {int(thread) for thread in os.listdir("/proc/self/task")} - before
+    try:
+        for core in sorted(allowed)[:2]:
+            os.sched_setaffinity(0, {core})
+            program.run(tokens(1))
+            assert os.sched_getaffinity(helper) == allowed - {core}
+    finally:
+        os.sched_setaffinity(0, allowed)
 
 
 def test_a_step_that_is_too_large_is_refused():
