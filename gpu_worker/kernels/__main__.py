@@ -8,7 +8,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from gpu_worker.kernels.library import KINDS, NO_COMPILER, NoKernels, built, compile_into, compilers
+from gpu_worker.kernels.library import KINDS, NO_COMPILER, NoKernels, built, compile_into, compilers, flags_for
 
 
 def main() -> int:
@@ -27,9 +27,9 @@ def portable(folder: Path) -> Iterator[Path]:
     compiler = next(compilers(), None)
     if compiler is None:
         raise NoKernels(NO_COMPILER)
-    for kind, (flags, _) in KINDS.items():
+    for kind, features in KINDS.items():
         file = folder / f"shoal-{kind}.so"
-        compile_into(file, compiler, flags)
+        compile_into(file, compiler, flags_for(features))
         yield file
 
 

@@ -26,16 +26,10 @@ FLAGS = [
     *("-fno-math-errno", "-w"),
 ]
 COMPILE_TIMEOUT_S = 300
-# Kinds of processors, the ablest first: the compiler's name for them, and the features that the system must name.
+# Kinds of processors, the ablest first, by the features that the system must name.
 _AVX2 = {"avx2", "fma", "f16c", "bmi2"}
-_AVX512 = _AVX2 | {"avx512f", "avx512bw", "avx512dq", "avx512vl"}
-KINDS = {
-    "avx512": (
-        ["-march=x86-64-v4", "-mavx512vnni", "-mavx512bf16"],
-        _AVX512 | {"avx512_vnni", "avx512_bf16"},
-    ),
-    "avx2": (["-march=x86-64-v3"], _AVX2),
-}
+_AVX512 = {"avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512_vnni", "avx512_bf16"}
+KINDS = {"avx512": _AVX2 | _AVX512, "avx2": _AVX2}
 NO_COMPILER = "no C++ compiler was found: install g++ or clang++, or `pip install ziglang`, or set CXX"
 PREBUILT = Path(__file__).parent / "built"
 
@@ -72,7 +66,7 @@ def cache() -> Path:
 
 
 def _prebuilt(features: set[str]) -> Path:
-    for kind, (_, needed) in KINDS.items():
+    for kind, needed in KINDS.items():
         file = PREBUILT / f"shoal-{kind}.so"
         if file.is_file() and features >= needed:
             return file
@@ -88,6 +82,11 @@ def compilers() -> Iterator[list[str]]:
             yield [found]
     if subprocess.run([sys.executable, "-c", "import ziglang"], capture_output=True, check=False).returncode == 0:
         yield [sys.executable, "-m", "ziglang", "c++"]
+
+
+def flags_for(features: set[str]) -> list[str]:
+    """What lets a compiler use them. Not a name for the kind, which compilers spell differently."""
+    return [f"-m{feature.replace('_', '')}" for feature in sorted(features)]
 
 
 def processor_features() -> set[str]:

@@ -78,7 +78,7 @@ async def test_killing_the_scheduler_leaves_running_streams_alone_and_queued_one
     async with asyncio.TaskGroup() as group:
         streams = [group.create_task(chat(simulated, STORY, max_tokens=100, ignore_eos=True)) for _ in range(8)]
         await eventually(lambda: _running(simulated, 8))
-        streams += [group.create_task(chat(simulated, STORY, max_tokens=8, ignore_eos=True)) for _ in range(16)]
+        streams += [group.create_task(chat(simulated, STORY, max_tokens=8, ignore_eos=True)) for _ in range(40)]
         # Some may wait in the workers (the look-ahead); the others wait in the scheduler that is about to die.
         await eventually(lambda: _queued(simulated, 2))
         simulated.kill("scheduler-0")

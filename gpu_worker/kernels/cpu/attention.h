@@ -17,6 +17,7 @@ namespace shoal {
 constexpr int SEGMENT = 512;   // keys
 constexpr int TILE_ROWS = 96;  // query rows of a task
 constexpr int MAX_DIM = 256;
+constexpr float LOG2_E = 1.44269504f;  // peaks are in powers of two
 
 // One sequence's part of a step: rows [first_row, first_row + count) at positions [start, start + count).
 struct Piece {
@@ -139,7 +140,7 @@ class Attention {
         for (; d < shape_.padded_dim; d += LANES) weigh<R, 1>(m, row, blocks, keys, d);
     }
 
-    // Scores, in units of ln 2, become weights 2^(score - peak), zero from the row's `seen` keys on.
+    // Scores become weights e^(score - peak), zero from the row's `seen` keys on.
     void soften(TileMemory& m, int row, int seen, int keys) const {
         constexpr int P = Unit::PER_UNIT;
         const float* scores = m.scores[row];
@@ -147,16 +148,16 @@ class Attention {
         vf most = broadcast(-INFINITY);
         for (int k = 0; k < whole; k += LANES) most = larger(most, load(scores + k));
         if (whole < seen) most = lane_numbers() + whole < seen ? larger(most, load(scores + whole)) : most;
-        const float peak = max_lanes(most);
+        const float peak = max_lanes(most) * LOG2_E;
         vf total{};
         int k = 0;
         for (; k < whole; k += LANES) {
-            vf w = power_of_two(load(scores + k) - peak);
+            vf w = power_of_two(fma(load(scores + k), broadcast(LOG2_E), broadcast(-peak)));
             Unit::store_units(m.weights[row] + k / P, w);
             total += w;
         }
         for (; k < keys; k += LANES) {
-            vf w = k < seen ? power_of_two(load(scores + k) - peak) : vf{};
+            vf w = k < seen ? power_of_two(fma(load(scores + k), broadcast(LOG2_E), broadcast(-peak))) : vf{};
             w = lane_numbers() + k < seen ? w : vf{};
             Unit::store_units(m.weights[row] + k / P, w);
             total += w;

@@ -68,7 +68,6 @@ void add_attention(Program& p, const Kv* kv, int layer, const Rows* qkv, uint32_
                    float* turns, const Rows* out, float scale, const Packed* packed) {
     const AttentionShape s = p.attention;
     auto attention = std::make_shared<Attention<Unit>>(*kv, s);
-    const float factor = scale * 1.44269504f;  // scores in units of ln 2
     p.operations.push_back(by_rows(ATTENTION, all_rows, [=](Batch& b, int row) {
         float* x = qkv->row(row);
         float* cos = turns + size_t(row) * s.dim;
@@ -82,7 +81,7 @@ void add_attention(Program& p, const Kv* kv, int layer, const Rows* qkv, uint32_
         const int units = s.dim / Unit::PER_UNIT;
         for (int head = 0; head < s.heads; head++) {
             float* from = x + head * s.dim;
-            for (int d = 0; d < s.dim; d++) from[d] *= factor;
+            for (int d = 0; d < s.dim; d++) from[d] *= scale;
             uint32_t* to = q + (size_t(row) * s.heads + head) * units;
             for (int d = 0; d < s.dim; d++)
                 reinterpret_cast<typename Unit::Value*>(to)[d] = Unit::of(from[d]);

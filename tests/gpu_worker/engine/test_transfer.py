@@ -158,6 +158,14 @@ def test_an_engine_without_content_takes_and_gives_no_block():
     assert transfer.dump(b"k" * 16) is None
 
 
+def _read_to_the_end(commands, reports):
+    """An engine whose reports nobody reads waits."""
+    while not (reports and any(isinstance(event, FinishedEvent) for event in reports[-1].result.events)):
+        report = decode_report(commands.receive())
+        assert isinstance(report, StepDone)
+        reports.append(report)
+
+
 def test_blocks_move_between_steps_and_a_running_answer_keeps_its_tokens(lab):
     """The engine's loop with both of its connections: 60 blocks arrive while a request decodes."""
     engine, source = lab.engine(blocks=120), lab.engine()
@@ -170,7 +178,10 @@ def test_blocks_move_between_steps_and_a_running_answer_keeps_its_tokens(lab):
     loop.start()
     commands = FramePort(ours)
     commands.send(encode(Submit(plan)))
-    port, taken, ids = BulkPort(our_blocks), 0, []
+    reports: list[StepDone] = []
+    reading = threading.Thread(target=_read_to_the_end, args=(commands, reports), daemon=True)
+    reading.start()
+    port, taken = BulkPort(our_blocks), 0
     for at in range(60):
         port.send(Kind.LOAD, bytes([at]) * 16, payload)
         answer = port.receive()
@@ -180,12 +191,9 @@ def test_blocks_move_between_steps_and_a_running_answer_keeps_its_tokens(lab):
     assert bytes(port.receive().payload) == payload
     port.send(Kind.DUMP, b"?" * 16)
     assert not port.receive().payload
-    ended = False
-    while not ended:
-        report = decode_report(commands.receive())
-        assert isinstance(report, StepDone)
-        ids += [token for event in report.result.events if isinstance(event, TokensEvent) for token in event.ids]
-        ended = any(isinstance(event, FinishedEvent) for event in report.result.events)
+    reading.join(30)
+    events = [event for report in reports for event in report.result.events]
+    ids = [token for event in events if isinstance(event, TokensEvent) for token in event.ids]
     commands.send(encode(Shutdown()))
     loop.join(10)
     assert taken == 60
