@@ -71,9 +71,9 @@ class Budget:
         self.tokens -= count
         self.least -= count
 
-    def half(self) -> "Budget":
-        """Another budget, half as large, rounded up."""
-        return Budget(self.costs, (self.tokens + 1) // 2, self.seconds / 2, (self.least + 1) // 2)
+    def share(self, of: int) -> "Budget":
+        """Another budget, as large as one of so many shares, rounded up."""
+        return Budget(self.costs, -(-self.tokens // of), self.seconds / of, -(-self.least // of))
 
 
 class Pace:

@@ -86,7 +86,7 @@ class Schedule:
     def _plan_prefills(self, budget: Budget) -> list[Piece]:
         prefills = [one for one in self.running if one.uncomputed > 1]
         oldest, others = prefills[:1], sorted(prefills[1:], key=attrgetter("uncomputed"))
-        kept = [(one.computed, budget.half().fitting(one.computed, one.uncomputed)) for one in oldest]
+        kept = [(one.computed, budget.share(2).fitting(one.computed, one.uncomputed)) for one in oldest]
         for start, count in kept:
             budget.spend(start, count)
         pieces: list[Piece] = []

@@ -161,7 +161,7 @@ class StaticPolicy:
         budget = self._pace.budget(Streams(0, 0), len(self._rows))
         self.limits = Limits(BATCH, budget.tokens, budget.seconds * 1000)
         left = max(row.prompt for row in self._rows) - self._columns
-        count = max(1, budget.fitting(self._columns, left * len(self._rows)) // len(self._rows))
+        count = max(1, budget.share(len(self._rows)).fitting(self._columns, left))
         first, self._columns = self._columns, self._columns + count
         return [row.column(first, count) for row in self._rows]
 

@@ -76,9 +76,11 @@ class PeerVenv:
                 shown.say(f"installing {self.requirement}: {_last_line(log)[:60]}")
                 time.sleep(LOOK_EVERY_S)
         finally:
+            ended = process.poll() is not None
             stop(process, 5)
         if process.returncode != 0:
-            raise CannotMeasure(f"{self.requirement} could not be installed: {_last_line(log)} (all of it: {log})")
+            how = "" if ended else f" within {INSTALL_TIMEOUT_S:g} s"
+            raise CannotMeasure(f"{self.requirement} could not be installed{how}: {_last_line(log)} (all of it: {log})")
 
 
 def _last_line(log: Path) -> str:

@@ -124,8 +124,10 @@ def _wait_ready(url: str, process: "subprocess.Popen[bytes]", log: Path) -> None
     with bar(f"starting {NAME}", None) as shown:
         deadline = time.monotonic() + READY_S
         while not _answers(url):
-            if process.poll() is not None or time.monotonic() > deadline:
-                raise CannotMeasure(f"{NAME} did not start: {_reason(log)} (all of it: {log})")
+            ended = process.poll() is not None
+            if ended or time.monotonic() > deadline:
+                how = "" if ended else f" within {READY_S:g} s"
+                raise CannotMeasure(f"{NAME} did not start{how}: {_reason(log)} (all of it: {log})")
             shown.advance(0)
             time.sleep(LOOK_EVERY_S)
 
