@@ -26,6 +26,8 @@ from mesh.errors import AlreadyExists, Superseded, Unavailable
 
 # Commands on their way to an engine that is in a step. New requests are refused at half of it.
 COMMANDS = 4096
+# Commands that travel as one.
+TOGETHER = 64
 # After Shutdown: seconds until the process is killed.
 SHUTDOWN_S = 2.0
 
@@ -172,9 +174,12 @@ class Bridge:
         self._lose()
 
     async def write(self, link: EngineLink) -> None:
-        """Until cancelled."""
+        """Until cancelled. What was commanded in one breath reaches the engine before the same step."""
         while True:
-            await link.send(messages.encode(await self._commands.get()))
+            together = [await self._commands.get()]
+            while len(together) < TOGETHER and not self._commands.empty():
+                together.append(self._commands.get_nowait())
+            await link.send(*map(messages.encode, together))
 
     def hear(self, frame: bytes) -> None:
         """What the engine says, as it comes."""

@@ -26,11 +26,11 @@ class EngineLink(asyncio.Protocol):
         """Wait until the other end is gone."""
         await asyncio.shield(self._ended)
 
-    async def send(self, message: bytes) -> None:
-        """Hand a message over; waits while the engine takes none. Without effect once it is gone."""
+    async def send(self, *messages: bytes) -> None:
+        """Hand messages over as one; waits while the engine takes none. Without effect once it is gone."""
         await self._writable.wait()
         if self._transport is not None:
-            self._transport.write(framed(message))
+            self._transport.write(b"".join(map(framed, messages)))
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)

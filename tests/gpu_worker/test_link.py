@@ -75,3 +75,17 @@ def test_a_message_that_nobody_understands_is_an_error_and_no_quiet_end(run):
 
     run(work())
     engine.close()
+
+
+def test_what_is_sent_together_is_there_together(run):
+    ours, theirs = socket.socketpair()
+    engine = FramePort(theirs)
+
+    async def work():
+        async with linked(ours, print) as link:
+            await link.send(b"submit", b"park")
+            first = await asyncio.to_thread(engine.receive)
+            return first, engine.holds, engine.receive()
+
+    assert run(work()) == (b"submit", True, b"park")
+    engine.close()
