@@ -163,7 +163,7 @@ async def test_a_stopped_workers_long_answers_are_parked_and_go_on_elsewhere(mes
     answers = [Answer() for _ in range(8)]
     async with asyncio.TaskGroup() as group:
         for n, answer in enumerate(answers):
-            group.create_task(complete(gateways[n % 2].url, f"{STORY} {n}", 120, answer))
+            group.create_task(complete(gateways[n % 2].url, f"{STORY} {n}", 600, answer))
         await eventually(lambda: all(answer.text for answer in answers), timeout_s=60)
         assert stopped.metric(RUNNING), "the worker had something to give up"
         await asyncio.to_thread(stopped.stop)
