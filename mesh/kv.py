@@ -18,8 +18,10 @@ Payload = bytes | bytearray | memoryview
 # So does one in another order: "tiled" is that of the CPU kernels (gpu_worker/kernels/cpu/kv.h).
 ITEM_BYTES = {
     **{"fp32": 4, "bf16": 2, "fp16": 2, "fp8_e4m3": 1, "fp8_e5m2": 1, "int8": 1},
-    **{"fp32_tiled": 4, "bf16_tiled": 2},
+    **{"fp32_tiled": 4, "bf16_tiled": 2, "int8_tiled": 1},
 }
+# Bytes that each token and head has besides, for K and for V: a scale.
+SCALE_BYTES = {"int8_tiled": 4}
 # Far above any model, and low enough that no product of them is absurd.
 MOST_OF_EACH = 65_535
 
@@ -48,8 +50,8 @@ class KvGeometry:
     @property
     def bundle_bytes(self) -> int:
         """Bytes of one block's payload: K and V of all its layers, [L, 2, block_tokens, kv_heads, head_dim] items."""
-        items = self.layers * 2 * self.block_tokens * self.kv_heads * self.head_dim
-        return items * ITEM_BYTES[self.dtype]
+        heads = self.layers * 2 * self.block_tokens * self.kv_heads
+        return heads * (self.head_dim * ITEM_BYTES[self.dtype] + SCALE_BYTES.get(self.dtype, 0))
 
 
 def check_key(name: str, key: bytes) -> None:

@@ -12,6 +12,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     kind: Literal["torch", "simulated"] = "torch"
     device: str = "cpu"  # "auto" (CUDA where there is one, else the CPU), "cpu", "cuda" or "cuda:N"
     precision: Literal["auto", "fp32", "bf16", "int8", "int4"] = "auto"  # auto: what models/registry.py says
+    kv_precision: Literal["auto", "fp32", "bf16", "int8"] = "auto"  # auto: what models/native_llama.py says
     kernels: Literal["auto", "native", "torch"] = "auto"  # on a CPU: those in C++, or torch's operators
     kv_bytes: int = 0  # size of the KV pool; 0 = kv_share of the device's free memory
     kv_share: float = 0.25

@@ -30,7 +30,7 @@ def build_torch(config: EngineConfig, progress: Progress) -> BatchingEngine:
     device = torch.device(config.device)
     if device.type == "cuda" and not torch.cuda.is_available():
         raise LoadError(folder.path, f"device {config.device!r} was asked for, but torch finds no CUDA device")
-    model = load(folder, device, config.precision, progress, config.kernels)
+    model = load(folder, device, config.precision, progress, config.kernels, config.kv_precision)
     progress(0.95, "making the KV pool")
     return around(config, folder, model)
 

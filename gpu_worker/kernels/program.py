@@ -19,6 +19,7 @@ import torch
 from gpu_worker.kernels.library import library
 from gpu_worker.models.watch import Part
 
+MAX_HEAD_DIM = 256  # kv_formats.h
 # Looks at a flag before a waiting thread sleeps, some 10 ns each.
 SPINS = 2000
 
@@ -132,10 +133,13 @@ class Packed(_Owned):
 
 
 class Kv(_Owned):
-    """The pool's blocks, bf16 or fp32. Implements gpu_worker.engine.transfer.BlockStore."""
+    """The pool's blocks, in fp32, bf16 or int8 (kv.h). Implements gpu_worker.engine.transfer.BlockStore.
 
-    def __init__(self, blocks: int, layers: int, kv_heads: int, head_dim: int, bf16: bool) -> None:
-        super().__init__("kv", blocks, layers, kv_heads, head_dim, int(bf16))
+    `head_dim` is at most MAX_HEAD_DIM; in int8 a multiple of 4.
+    """
+
+    def __init__(self, form: Format, blocks: int, layers: int, kv_heads: int, head_dim: int) -> None:
+        super().__init__("kv", int(form), blocks, layers, kv_heads, head_dim)
         self.block_bytes: int = kernels().shoal_kv_block_bytes(self.handle)
         data = (c_uint8 * (blocks * self.block_bytes)).from_address(kernels().shoal_kv_data(self.handle))
         self._blocks = np.frombuffer(data, np.uint8).reshape(blocks, self.block_bytes)
@@ -153,9 +157,9 @@ class Kv(_Owned):
         self._blocks[target] = self._blocks[source]
 
 
-def kv_block_bytes(layers: int, kv_heads: int, head_dim: int, bf16: bool) -> int:
+def kv_block_bytes(form: Format, layers: int, kv_heads: int, head_dim: int) -> int:
     """Size of a block of a pool of this shape."""
-    return Kv(1, layers, kv_heads, head_dim, bf16).block_bytes
+    return Kv(form, 1, layers, kv_heads, head_dim).block_bytes
 
 
 @dataclass(frozen=True, slots=True)

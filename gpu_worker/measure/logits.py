@@ -28,7 +28,8 @@ def logits_of(config: EngineConfig, ids: list[list[int]]) -> Iterator[torch.Tens
     device = torch.device(("cuda" if torch.cuda.is_available() else "cpu") if name == "auto" else name)
     if device.type == "cpu":
         torch.set_num_threads(config.threads or os.cpu_count() or 1)
-    model = load(find(config.model), device, config.precision, lambda fraction, what: None, config.kernels)
+    folder, kernels = find(config.model), config.kernels
+    model = load(folder, device, config.precision, lambda fraction, what: None, kernels, config.kv_precision)
     for sequence in ids:
         yield model_logits(model, sequence, device)
 

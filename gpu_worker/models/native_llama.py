@@ -6,13 +6,25 @@ are kept.
 """
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
 
 from gpu_worker.kernels.library import NoKernels
-from gpu_worker.kernels.program import AttentionRows, Format, Kv, Packed, Program, Rows, Weights, kv_block_bytes
+from gpu_worker.kernels.program import (
+    MAX_HEAD_DIM,
+    AttentionRows,
+    Format,
+    Kv,
+    Packed,
+    Program,
+    Rows,
+    Weights,
+    kv_block_bytes,
+)
 from gpu_worker.models.checkpoint import Checkpoint, Progress, TensorReader
+from gpu_worker.models.errors import LoadError
 from gpu_worker.models.llama_config import parse_config, rope_frequencies
 from gpu_worker.models.llama_weights import LayerWeights, read_layer
 from gpu_worker.models.paged import KvShape
@@ -22,7 +34,6 @@ if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
-MAX_HEAD_DIM = 256  # attention.h
 FORMATS = {"fp32": Format.FP32, "bf16": Format.BF16, "int8": Format.INT8, "int4": Format.INT4}
 
 
@@ -37,9 +48,12 @@ class _Layer:
 
 
 class NativeLlama:
-    """Packed weights, and the program over them. Raises LoadError like Llama, NoKernels where there are none."""
+    """Packed weights, and the program over them. Raises LoadError like Llama, NoKernels where there are none.
 
-    def __init__(self, checkpoint: Checkpoint, precision: str, progress: Progress) -> None:
+    `kv_precision` "auto" is that of the weights, and for fewer bits than int8 has int8.
+    """
+
+    def __init__(self, checkpoint: Checkpoint, precision: str, kv_precision: str, progress: Progress) -> None:
         self.config = config = parse_config(checkpoint.config, checkpoint.source)
         if config.head_dim > MAX_HEAD_DIM:
             raise NoKernels(f"heads of {config.head_dim} are more than the {MAX_HEAD_DIM} that they can do")
@@ -47,6 +61,7 @@ class NativeLlama:
         self.vocab_size = config.vocab
         self.context_tokens = config.context
         self.format = FORMATS[precision]
+        self.kv_format = _kv_format(self.format, kv_precision, config.head_dim, checkpoint.source)
         # Four bits are too few for the head, which chooses among all tokens: alone it cost 0.8 of perplexity. What
         # attention puts out suffers most from being rounded to bytes, and its layer is a tenth of the weights.
         self.head_format = Format.INT8 if self.format is Format.INT4 else self.format
@@ -63,21 +78,19 @@ class NativeLlama:
 
     @property
     def kv_dtype(self) -> str:
-        """KV is bf16 but for fp32 weights. Its layout is the kernels' own, which no other engine could read."""
-        return "fp32_tiled" if self.format is Format.FP32 else "bf16_tiled"
+        """KV's format, in the kernels' own layout, which no other engine could read."""
+        return f"{self.kv_format.name.lower()}_tiled"
 
     @property
     def block_bytes(self) -> int:
         """Of a block of the pool."""
-        return kv_block_bytes(*self._kv_shape())
+        shape = self.kv_shape
+        return kv_block_bytes(self.kv_format, shape.layers, shape.kv_heads, shape.head_dim)
 
     def kv(self, blocks: int) -> Kv:
         """A pool of blocks for this model."""
-        return Kv(blocks, *self._kv_shape())
-
-    def _kv_shape(self) -> tuple[int, int, int, bool]:
         shape = self.kv_shape
-        return shape.layers, shape.kv_heads, shape.head_dim, self.format is not Format.FP32
+        return Kv(self.kv_format, blocks, shape.layers, shape.kv_heads, shape.head_dim)
 
     def program(self, kv: Kv, threads: int, max_rows: int, max_logits: int) -> "LlamaProgram":
         """The model over a pool, for steps of at most `max_rows` tokens and `max_logits` rows of logits."""
@@ -118,6 +131,16 @@ class NativeLlama:
             gate_up=Weights(*weights.gate, self.format, gated=weights.up),
             down=Weights(*weights.down, self.format),
         )
+
+
+def _kv_format(weights: Format, wanted: str, head_dim: int, source: Path) -> Format:
+    """Bytes of KV come in fours. Raises LoadError if they were asked for and cannot be had."""
+    if wanted == "auto":
+        form = min(weights, Format.INT8)
+        return Format.BF16 if form is Format.INT8 and head_dim % 4 else form
+    if FORMATS[wanted] is Format.INT8 and head_dim % 4:
+        raise LoadError(source, f"kv_precision int8 needs heads of a multiple of 4, not {head_dim}; try bf16")
+    return FORMATS[wanted]
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,7 +35,7 @@ class Decoder(Protocol):
 log = logging.getLogger(__name__)
 
 BuildDecoder = Callable[[Checkpoint, torch.device, torch.dtype, Progress], Decoder]
-BuildNative = Callable[[Checkpoint, str, Progress], NativeLlama]
+BuildNative = Callable[[Checkpoint, str, str, Progress], NativeLlama]
 Kernels = Literal["auto", "native", "torch"]
 
 # Hugging Face's name of each architecture that can be served: in torch, and by the CPU kernels.
@@ -60,7 +60,12 @@ class LoadedModel:
 
 
 def load(
-    folder: ModelFolder, device: torch.device, precision: str, progress: Progress, kernels: Kernels = "auto"
+    folder: ModelFolder,
+    device: torch.device,
+    precision: str,
+    progress: Progress,
+    kernels: Kernels = "auto",
+    kv_precision: str = AUTO,
 ) -> LoadedModel:
     """Read a folder's weights onto a device, for the CPU kernels where there are some. Raises LoadError."""
     progress(0.0, "opening the checkpoint")
@@ -73,7 +78,8 @@ def load(
     def weights(fraction: float, name: str) -> None:
         progress(0.9 * fraction, f"reading {name}")
 
-    decoder, precision = _decoder(checkpoint, names[0], device, precision, weights, kernels)
+    wanted = _Wanted(device, precision, kv_precision, kernels)
+    decoder, precision = _decoder(checkpoint, names[0], wanted, weights)
     progress(0.9, "hashing the weights")
     config = json.dumps(checkpoint.config, sort_keys=True).encode()
     digest = content_digest(checkpoint.files, config)
@@ -81,22 +87,34 @@ def load(
     return LoadedModel(decoder, precision, names[0], digest, endings)
 
 
+@dataclass(frozen=True, slots=True)
+class _Wanted:
+    device: torch.device
+    precision: str
+    kv_precision: str
+    kernels: Kernels
+
+
 def _decoder(
-    checkpoint: Checkpoint, name: str, device: torch.device, precision: str, progress: Progress, kernels: Kernels
+    checkpoint: Checkpoint, name: str, wanted: _Wanted, progress: Progress
 ) -> tuple[Decoder | NativeLlama, str]:
     """The decoder, and the precision that it has come to."""
-    if kernels != "torch" and device.type == "cpu" and name in NATIVE:
+    device, precision = wanted.device, wanted.precision
+    if wanted.kernels != "torch" and device.type == "cpu" and name in NATIVE:
         chosen = NATIVE_DEFAULT if precision == AUTO else precision
         try:
-            return NATIVE[name](checkpoint, chosen, progress), chosen
+            return NATIVE[name](checkpoint, chosen, wanted.kv_precision, progress), chosen
         except NoKernels as reason:
-            if kernels == "native":
+            if wanted.kernels == "native":
                 raise LoadError(checkpoint.source, f"needs the CPU kernels: {reason}") from reason
             log.warning("computing with torch alone, which is several times slower: %s", reason)
     chosen = ("bf16" if device.type == "cuda" else "fp32") if precision == AUTO else precision
     dtype = PRECISIONS[chosen]
     if dtype is None:
         problem = f"precision {chosen} needs the CPU kernels, which this device or machine has not; try bf16"
+        raise LoadError(checkpoint.source, problem)
+    if wanted.kv_precision not in (AUTO, chosen):
+        problem = f"kv_precision {wanted.kv_precision} needs the CPU kernels: torch keeps KV in {chosen}; try auto"
         raise LoadError(checkpoint.source, problem)
     return ARCHITECTURES[name](checkpoint, device, dtype, progress), chosen
 

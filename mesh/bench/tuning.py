@@ -9,7 +9,7 @@ from mesh.bench.report import CannotMeasure
 
 PREFIX = "SHOAL_WORKER_"
 # What of a worker's settings a report tells, where it has a value.
-TOLD = ("preset", "policy", "context_tokens", "max_sequences", "threads")
+TOLD = ("preset", "policy", "kv_precision", "context_tokens", "max_sequences", "threads")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

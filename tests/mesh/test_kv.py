@@ -17,6 +17,8 @@ NAMESPACE = b"n" * 16
 def test_a_bundle_holds_all_layers_of_a_block() -> None:
     assert GEOMETRY.bundle_bytes == 720 * 1024
     assert dataclasses.replace(GEOMETRY, dtype="int8").bundle_bytes == 180 * 1024
+    scales = 30 * 2 * 16 * 3 * 4
+    assert dataclasses.replace(GEOMETRY, dtype="int8_tiled").bundle_bytes == 180 * 1024 + scales
 
 
 @pytest.mark.parametrize(

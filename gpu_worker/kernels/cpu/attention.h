@@ -10,13 +10,12 @@
 #pragma once
 #include <vector>
 
-#include "rows.h"
+#include "kv_formats.h"
 
 namespace shoal {
 
 constexpr int SEGMENT = 512;   // keys
 constexpr int TILE_ROWS = 96;  // query rows of a task
-constexpr int MAX_DIM = 256;
 constexpr float LOG2_E = 1.44269504f;  // peaks are in powers of two
 
 // One sequence's part of a step: rows [first_row, first_row + count) at positions [start, start + count).
@@ -51,6 +50,7 @@ struct TileMemory {
     alignas(64) float sums[TILE_ROWS][MAX_DIM];    // of one segment
     alignas(64) float result[TILE_ROWS][MAX_DIM];  // of all so far
     float peak[TILE_ROWS], total[TILE_ROWS];
+    float weight_scale[TILE_ROWS];
     float result_peak[TILE_ROWS], result_total[TILE_ROWS];
     int position[TILE_ROWS];
 };
@@ -71,7 +71,7 @@ inline void merge(float* result, float& result_peak, float& result_total, const 
     result_peak = most;
 }
 
-template <class Unit>
+template <class Form>
 class Attention {
   public:
     Attention(const Kv& kv, AttentionShape shape) : kv_(kv), shape_(shape) {}
@@ -80,9 +80,14 @@ class Attention {
     template <int R, int N>
     void score(TileMemory& m, int row, const uint8_t* const* blocks, int key) const {
         constexpr int PARTS = BLOCK / LANES;  // registers of a block's keys
-        vf acc[R][N * PARTS] = {};
+        const int units = shape_.dim / Form::PER_UNIT;
+        typename Form::Sum acc[R][N * PARTS];
+        SHOAL_UNROLL
+        for (int r = 0; r < R; r++)
+            SHOAL_UNROLL
+            for (int n = 0; n < N * PARTS; n++) acc[r][n] = Form::first_score(m.q[row + r] + units);
         const uint32_t* q = m.q[row];
-        for (int u = 0; u < shape_.dim / Unit::PER_UNIT; u++, q++) {
+        for (int u = 0; u < units; u++, q++) {
             vu k[N * PARTS];
             SHOAL_UNROLL
             for (int n = 0; n < N * PARTS; n++)
@@ -90,12 +95,15 @@ class Attention {
             SHOAL_UNROLL
             for (int r = 0; r < R; r++)
                 SHOAL_UNROLL
-                for (int n = 0; n < N * PARTS; n++) acc[r][n] = Unit::dot(acc[r][n], k[n], q[r * MAX_DIM]);
+                for (int n = 0; n < N * PARTS; n++) acc[r][n] = Form::meet(acc[r][n], k[n], q[r * MAX_DIM]);
         }
         SHOAL_UNROLL
-        for (int r = 0; r < R; r++)
+        for (int n = 0; n < N * PARTS; n++) {
+            const float* scales = scales_of(blocks[n / PARTS]) + n % PARTS * LANES;
             SHOAL_UNROLL
-            for (int n = 0; n < N * PARTS; n++) store(&m.scores[row + r][key + n * LANES], acc[r][n]);
+            for (int r = 0; r < R; r++)
+                store(&m.scores[row + r][key + n * LANES], Form::score(acc[r][n], m.q[row + r] + units, scales));
+        }
     }
 
     template <int R>
@@ -109,27 +117,33 @@ class Attention {
     // Weighted sums of V for R rows and C registers of dimensions.
     template <int R, int C>
     void weigh(TileMemory& m, int row, const uint8_t* const* blocks, int keys, int d) const {
-        constexpr int P = Unit::PER_UNIT;
-        vf acc[R][C] = {};
+        constexpr int P = Form::PER_UNIT, WORDS = Form::WORDS;
+        typename Form::Sum acc[R][C] = {};
         const size_t stride = size_t(shape_.dim) * 4;
         const int units = (keys + P - 1) / P;
         for (int first = 0; first < units; first += BLOCK / P) {
             const uint8_t* v = blocks[first / (BLOCK / P)] + size_t(d) * 4;
-            const uint32_t *w = m.weights[row] + first, *last = w + std::min(units - first, BLOCK / P);
-            for (; w < last; w++, v += stride) {
+            const uint32_t* w = m.weights[row] + first * WORDS;
+            const uint32_t* last = w + std::min(units - first, BLOCK / P) * WORDS;
+            for (; w < last; w += WORDS, v += stride) {
                 vu part[C];
                 SHOAL_UNROLL
                 for (int c = 0; c < C; c++) part[c] = load_units(v + c * sizeof(vu));
                 SHOAL_UNROLL
-                for (int r = 0; r < R; r++)
+                for (int word = 0; word < WORDS; word++)
                     SHOAL_UNROLL
-                    for (int c = 0; c < C; c++) acc[r][c] = Unit::dot(acc[r][c], part[c], w[r * SEGMENT]);
+                    for (int c = 0; c < C; c++) {
+                        const vu values = Form::values(part[c], word);
+                        SHOAL_UNROLL
+                        for (int r = 0; r < R; r++) acc[r][c] = Form::weigh(acc[r][c], values, w[r * SEGMENT + word]);
+                    }
             }
         }
         SHOAL_UNROLL
         for (int r = 0; r < R; r++)
             SHOAL_UNROLL
-            for (int c = 0; c < C; c++) store(&m.sums[row + r][d + c * LANES], acc[r][c]);
+            for (int c = 0; c < C; c++)
+                store(&m.sums[row + r][d + c * LANES], Form::weighed(acc[r][c], m.weight_scale[row + r]));
     }
 
     template <int R>
@@ -140,37 +154,49 @@ class Attention {
         for (; d < shape_.padded_dim; d += LANES) weigh<R, 1>(m, row, blocks, keys, d);
     }
 
-    // Scores become weights e^(score - peak), zero from the row's `seen` keys on.
-    void soften(TileMemory& m, int row, int seen, int keys) const {
-        constexpr int P = Unit::PER_UNIT;
+    // Scores become weights e^(score - peak), zero from the row's `seen` keys on; `vs` are the segment's blocks of V.
+    void soften(TileMemory& m, int row, int seen, int keys, const uint8_t* const* vs) const {
         const float* scores = m.scores[row];
         const int whole = seen / LANES * LANES;
-        vf most = broadcast(-INFINITY);
-        for (int k = 0; k < whole; k += LANES) most = larger(most, load(scores + k));
-        if (whole < seen) most = lane_numbers() + whole < seen ? larger(most, load(scores + whole)) : most;
+        const auto scales = [&](int k) { return load(scales_of(vs[k / BLOCK]) + k % BLOCK); };
+        vf most = broadcast(-INFINITY), largest{}, total{}, unusable{};
+        for (int k = 0; k < whole; k += LANES) {
+            most = larger(most, load(scores + k));
+            if constexpr (Form::SCALED) largest = larger(scales(k), largest);
+        }
+        if (whole < seen) {
+            const vi inside = lane_numbers() + whole < seen;
+            most = inside ? larger(most, load(scores + whole)) : most;
+            if constexpr (Form::SCALED) largest = inside ? larger(scales(whole), largest) : largest;
+        }
         const float peak = max_lanes(most) * LOG2_E;
-        vf total{};
+        const typename Form::Weights weights(m.weights[row], max_lanes(largest));
+        const auto put = [&](int k, vf w, vf scale) {
+            total += w;
+            unusable += weights.put(k, w, scale);
+        };
+        const auto weight = [&](int k) {
+            return power_of_two(fma(load(scores + k), broadcast(LOG2_E), broadcast(-peak)));
+        };
         int k = 0;
-        for (; k < whole; k += LANES) {
-            vf w = power_of_two(fma(load(scores + k), broadcast(LOG2_E), broadcast(-peak)));
-            Unit::store_units(m.weights[row] + k / P, w);
-            total += w;
+        for (; k < whole; k += LANES) put(k, weight(k), Form::SCALED ? scales(k) : vf{});
+        if (whole < seen) {  // what is not seen may be anything
+            const vi inside = lane_numbers() + whole < seen;
+            put(k, inside ? weight(k) : vf{}, Form::SCALED ? inside ? scales(k) : vf{} : vf{});
+            k += LANES;
         }
-        for (; k < keys; k += LANES) {
-            vf w = k < seen ? power_of_two(fma(load(scores + k), broadcast(LOG2_E), broadcast(-peak))) : vf{};
-            w = lane_numbers() + k < seen ? w : vf{};
-            Unit::store_units(m.weights[row] + k / P, w);
-            total += w;
-        }
+        for (; k < keys; k += LANES) put(k, vf{}, vf{});
+        const float sum = sum_lanes(unusable);
         m.peak[row] = peak;
         m.total[row] = sum_lanes(total);
+        m.weight_scale[row] = weights.scale + (sum - sum);
     }
 
     // Reads a task's part of blocks into the core's cache, several blocks side by side: a kernel alone, block after block,
     // waits for the memory half of its time, and prefetch instructions help less.
     void bring(const AttentionTask& task, const int32_t* table, int count, int layer) const {
         constexpr int BESIDE = 4;
-        const size_t bytes = task.kv_heads * kv_.k_head_bytes;
+        const size_t bytes = task.kv_heads * kv_.head_bytes;
         vu all{};
         for (int n = 0; n < count; n += BESIDE) {
             const uint8_t *ks[BESIDE], *vs[BESIDE];
@@ -200,18 +226,18 @@ class Attention {
             const int from = h * rows;
             for_rows<STRIP_ROWS>(rows, [&](auto R, int row) { score_rows<decltype(R)::value>(m, from + row, ks, count); });
             for (int r = from; r < from + rows; r++)
-                soften(m, r, std::max(0, std::min(SEGMENT, m.position[r] + 1 - first)), keys);
+                soften(m, r, std::max(0, std::min(SEGMENT, m.position[r] + 1 - first)), keys, vs);
             for_rows<STRIP_ROWS>(rows, [&](auto R, int row) { weigh_rows<decltype(R)::value>(m, from + row, vs, keys); });
         }
     }
 
-    // Queries q, packed [row][head][unit], of the task's tile.
+    // Queries q, packed [row][head][word], of the task's tile.
     void load_queries(TileMemory& m, const AttentionTask& task, const Piece& piece, const uint32_t* q) const {
-        const int units = shape_.dim / Unit::PER_UNIT;
+        const int words = Form::query_words(shape_.dim);
         for (int r = 0; r < task.kv_heads * task.head_rows(); r++) {
             const int query = query_of(task, r);
-            const uint32_t* from = q + (size_t(piece.first_row + query) * shape_.heads + head_of(task, r)) * units;
-            memcpy(m.q[r], from, units * sizeof(uint32_t));
+            const uint32_t* from = q + (size_t(piece.first_row + query) * shape_.heads + head_of(task, r)) * words;
+            memcpy(m.q[r], from, words * sizeof(uint32_t));
             m.position[r] = piece.start + query;
         }
     }
@@ -284,6 +310,10 @@ class Attention {
     }
     int query_of(const AttentionTask& task, int row) const {
         return task.first_query + row % task.head_rows() / task.heads;
+    }
+
+    const float* scales_of(const uint8_t* head) const {
+        return reinterpret_cast<const float*>(head + shape_.dim * BLOCK);
     }
 
     float* partial(float* partials, const Piece& piece, int query, int segment, int head) const {

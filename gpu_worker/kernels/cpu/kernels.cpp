@@ -28,8 +28,8 @@ API Weights* shoal_weights_new(int format, int n, int k, const float* w, const f
 }
 API void shoal_weights_free(Weights* w) { delete w; }
 
-API Kv* shoal_kv_new(int blocks, int layers, int heads, int dim, int bf16) {
-    return new Kv(blocks, layers, heads, dim, bf16 != 0);
+API Kv* shoal_kv_new(int format, int blocks, int layers, int heads, int dim) {
+    return new Kv(Format(format), blocks, layers, heads, dim);
 }
 API void shoal_kv_free(Kv* kv) { delete kv; }
 API void* shoal_kv_data(Kv* kv) { return kv->data.as<void>(); }
@@ -101,10 +101,12 @@ API void shoal_attention(Program* p, const Kv* kv, int layer, int heads, float s
     p->attention = {heads, kv->heads, kv->dim, kv->padded_dim, kv->value_bytes};
     auto* units = q->data.as<uint32_t>();
     auto* angles = turns->data.as<float>();
-    if (kv->value_bytes == 2)
-        add_attention<Bf16>(*p, kv, layer, qkv, units, frequencies, angles, out, scale, packed);
-    else
-        add_attention<Fp32>(*p, kv, layer, qkv, units, frequencies, angles, out, scale, packed);
+    const auto add = [&](auto form) {
+        add_attention<decltype(form)>(*p, kv, layer, qkv, units, frequencies, angles, out, scale, packed);
+    };
+    if (kv->format == Format::fp32) return add(FloatKv<Fp32>());
+    if (kv->format == Format::bf16) return add(FloatKv<Bf16>());
+    add(ByteKv());
 }
 
 API void shoal_choose(Program* p, const Rows* logits, int32_t* tokens, uint8_t* usable) {

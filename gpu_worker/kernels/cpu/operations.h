@@ -63,11 +63,11 @@ Operation by_tiles(Part part, int (*rows)(const Batch&), const Rows* like, Go go
             }};
 }
 
-template <class Unit>
+template <class Form>
 void add_attention(Program& p, const Kv* kv, int layer, const Rows* qkv, uint32_t* q, const float* frequencies,
                    float* turns, const Rows* out, float scale, const Packed* packed) {
     const AttentionShape s = p.attention;
-    auto attention = std::make_shared<Attention<Unit>>(*kv, s);
+    auto attention = std::make_shared<Attention<Form>>(*kv, s);
     p.operations.push_back(by_rows(ATTENTION, all_rows, [=](Batch& b, int row) {
         float* x = qkv->row(row);
         float* cos = turns + size_t(row) * s.dim;
@@ -78,20 +78,18 @@ void add_attention(Program& p, const Kv* kv, int layer, const Rows* qkv, uint32_
                 cos[i] = std::cos(angle), sin[i] = std::sin(angle);
             }
         for (int head = 0; head < s.heads + s.kv_heads; head++) rotate(x + head * s.dim, cos, sin, s.dim);
-        const int units = s.dim / Unit::PER_UNIT;
         for (int head = 0; head < s.heads; head++) {
             float* from = x + head * s.dim;
             for (int d = 0; d < s.dim; d++) from[d] *= scale;
-            uint32_t* to = q + (size_t(row) * s.heads + head) * units;
-            for (int d = 0; d < s.dim; d++)
-                reinterpret_cast<typename Unit::Value*>(to)[d] = Unit::of(from[d]);
+            Form::pack_query(from, s.dim, q + (size_t(row) * s.heads + head) * Form::query_words(s.dim));
         }
         const Piece& piece = b.pieces[b.row_piece[row]];
         const int position = b.position[row], block = piece.table[position / BLOCK];
         const bool last = row == piece.first_row + piece.count - 1;
-        const float* k = x + s.heads * s.dim;
+        const float *k = x + s.heads * s.dim, *v = k + s.kv_heads * s.dim;
         for (int head = 0; head < s.kv_heads; head++)
-            kv->write<Unit>(block, position % BLOCK, layer, head, k + head * s.dim, k + (s.kv_heads + head) * s.dim, last);
+            Form::write(*kv, kv->k(block, layer, head), kv->v(block, layer, head), position % BLOCK, k + head * s.dim,
+                        v + head * s.dim, last);
     }));
     p.operations.push_back({ATTENTION, [](const Batch& b) { return int(b.tasks.size()); },
                             [=, &p](Batch& b, int task, int thread) {

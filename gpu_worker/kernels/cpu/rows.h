@@ -2,7 +2,6 @@
 //
 // Rows of fp32 have a stride that is a multiple of K_STEP; what is beyond their width is zero and stays so.
 #pragma once
-#include "kv.h"
 #include "linear.h"
 
 namespace shoal {
@@ -40,33 +39,45 @@ inline void pack_floats(const float* x, Columns columns, int row, const Packed& 
     }
 }
 
-// Symmetric int8, a scale for each group: max |x| / 127.
+// Symmetric int8: numbers are bytes times `scale`, max |x| / 127; `sum` is that of the bytes.
+struct Quantized {
+    float scale;
+    int32_t sum;
+};
+
+// Infinity and NaN must not be rounded away: they make the scale NaN.
+inline Quantized quantize(const float* x, int count, int8_t* to) {
+    vf most{}, unusable{};
+    for (int i = 0; i < count; i += LANES) {
+        vf v = load(x + i, count - i);
+        most = larger(most, absolute(v));
+        unusable += v - v;
+    }
+    const float peak = max_lanes(most), inverse = peak > 0 ? 127.0f / peak : 0.0f;
+    vi total{};
+    for (int i = 0; i < count; i += LANES) {
+        vi q = rounded(load(x + i, count - i) * inverse);
+        total += q;
+        int8_t bytes[LANES];
+        store_bytes(bytes, q);
+        memcpy(to + i, bytes, std::min(LANES, count - i));
+    }
+    return {peak / 127.0f + sum_lanes(unusable), sum_lanes(total)};
+}
+
+// A scale for each group.
 inline void pack_bytes(const float* x, Columns columns, int row, const Packed& out, int k) {
     uint32_t* units = out.row_units(row, k);
     float* scales = out.row_scales(row, k);
     for (int first = columns.begin, g = first / GROUP; first < columns.end; first += GROUP, g++) {
-        vf most{}, unusable{};  // the latter stays zero but for infinity and NaN, which must not be rounded away
-        for (int i = first; i < first + GROUP; i += LANES) {
-            vf v = load(x + i);
-            most = larger(most, absolute(v));
-            unusable += v - v;
-        }
-        const float peak = max_lanes(most), inverse = peak > 0 ? 127.0f / peak : 0.0f;
-        const float scale = peak / 127.0f + sum_lanes(unusable);
-        vi total{};
-        for (int i = first; i < first + GROUP; i += LANES) {
-            vi q = rounded(load(x + i) * inverse);
-            total += q;
-            int8_t bytes[LANES];
-            store_bytes(bytes, q);
-            for (int u = 0; u < LANES / 4; u++) memcpy(&units[size_t(i / 4 + u) * TILE], bytes + 4 * u, 4);
-        }
-        scales[g * TILE] = scale;
-        const int32_t sum = sum_lanes(total);
+        int8_t bytes[GROUP];
+        const Quantized group = quantize(x + first, GROUP, bytes);
+        for (int u = 0; u < GROUP / 4; u++) memcpy(&units[size_t(first / 4 + u) * TILE], bytes + 4 * u, 4);
+        scales[g * TILE] = group.scale;
         if (out.format == Format::int8)
-            out.row_sums<int32_t>(row, k)[g * TILE] = -128 * sum;
+            out.row_sums<int32_t>(row, k)[g * TILE] = -128 * group.sum;
         else
-            out.row_sums<float>(row, k)[g * TILE] = scale * float(sum);
+            out.row_sums<float>(row, k)[g * TILE] = group.scale * float(group.sum);
     }
 }
 

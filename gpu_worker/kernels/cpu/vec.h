@@ -18,6 +18,7 @@ constexpr int LANES = 8;
 typedef float vf __attribute__((vector_size(4 * LANES)));
 typedef int32_t vi __attribute__((vector_size(4 * LANES)));
 typedef uint32_t vu __attribute__((vector_size(4 * LANES)));
+typedef int16_t Words __attribute__((vector_size(4 * LANES)));
 
 // Accumulators stay in registers only if the loops over them are unrolled.
 #define SHOAL_UNROLL _Pragma("GCC unroll 16")
@@ -25,6 +26,13 @@ typedef uint32_t vu __attribute__((vector_size(4 * LANES)));
 inline vf load(const float* p) {
     vf v;
     memcpy(&v, p, sizeof v);
+    return v;
+}
+// The first `count` lanes, or all; zero beyond.
+inline vf load(const float* p, int count) {
+    if (count >= LANES) return load(p);
+    vf v{};
+    memcpy(&v, p, count * sizeof(float));
     return v;
 }
 inline void store(float* p, vf v) { memcpy(p, &v, sizeof v); }
@@ -39,15 +47,24 @@ inline vf broadcast(float x) { return (vf)_mm512_set1_ps(x); }
 inline vi broadcast(int32_t x) { return (vi)_mm512_set1_epi32(x); }
 inline vf fma(vf a, vf b, vf c) { return (vf)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c); }
 inline vf load_fp16(const void* p) { return (vf)_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)p)); }
+inline vi rounded(vf v) { return (vi)_mm512_cvtps_epi32((__m512)v); }
+inline vf permuted(vf v, vi from) { return (vf)_mm512_permutexvar_ps((__m512i)from, (__m512)v); }
 inline void store_bytes(int8_t* to, vi v) { _mm_storeu_si128((__m128i*)to, _mm512_cvtepi32_epi8((__m512i)v)); }
+inline void store_words(int16_t* to, vi v) { _mm256_storeu_si256((__m256i*)to, _mm512_cvtepi32_epi16((__m512i)v)); }
 #else
 inline vf broadcast(float x) { return (vf)_mm256_set1_ps(x); }
 inline vi broadcast(int32_t x) { return (vi)_mm256_set1_epi32(x); }
 inline vf fma(vf a, vf b, vf c) { return (vf)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c); }
 inline vf load_fp16(const void* p) { return (vf)_mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)p)); }
+inline vi rounded(vf v) { return (vi)_mm256_cvtps_epi32((__m256)v); }
+inline vf permuted(vf v, vi from) { return (vf)_mm256_permutevar8x32_ps((__m256)v, (__m256i)from); }
 inline void store_bytes(int8_t* to, vi v) {
     __m128i words = _mm_packs_epi32(_mm256_castsi256_si128((__m256i)v), _mm256_extracti128_si256((__m256i)v, 1));
     _mm_storel_epi64((__m128i*)to, _mm_packs_epi16(words, words));
+}
+inline void store_words(int16_t* to, vi v) {
+    const __m128i high = _mm256_extracti128_si256((__m256i)v, 1);
+    _mm_storeu_si128((__m128i*)to, _mm_packs_epi32(_mm256_castsi256_si128((__m256i)v), high));
 }
 #endif
 
@@ -129,12 +146,6 @@ inline vf power_of_two(vf x) {
 
 inline float power_of_two(float x) { return power_of_two(broadcast(x))[0]; }
 
-// To the nearest integer, for numbers far below 2^22.
-inline vi rounded(vf v) {
-    const float magic = 12582912.0f;
-    return (vi)(v + magic) - (vi)broadcast(magic);
-}
-
 // Round to nearest even; a NaN stays one.
 inline uint16_t to_bf16(float x) {
     uint32_t bits;
@@ -193,12 +204,20 @@ struct Bf16 {
     }
 };
 
-// Unsigned weights times signed activations, four products a lane, summed exactly in int32.
+// Unsigned weights times signed activations, four products a lane, summed exactly in int32 (dot4); and two products of
+// signed 16-bit numbers (dot2).
 #if defined(__AVX512VNNI__) || (defined(__AVXVNNI__) && !defined(__AVX512F__))
 typedef vu Weights4;
 typedef vi Activations4;
 inline Weights4 weights4(vu w) { return w; }
 inline Activations4 activations4(uint32_t a) { return broadcast(int32_t(a)); }
+inline vi dot2(vi acc, vu a, uint32_t b) {
+#ifdef __AVX512VNNI__
+    return (vi)_mm512_dpwssd_epi32((__m512i)acc, (__m512i)a, (__m512i)broadcast(int32_t(b)));
+#else
+    return (vi)_mm256_dpwssd_avx_epi32((__m256i)acc, (__m256i)a, (__m256i)broadcast(int32_t(b)));
+#endif
+}
 inline vi dot4(vi acc, Weights4 w, Activations4 a) {
 #ifdef __AVX512VNNI__
     return (vi)_mm512_dpbusd_epi32((__m512i)acc, (__m512i)w, (__m512i)a);
@@ -208,7 +227,6 @@ inline vi dot4(vi acc, Weights4 w, Activations4 a) {
 }
 #else
 // Without VNNI in 16-bit steps, which cannot saturate as `maddubs` would: even bytes and odd bytes apart.
-typedef int16_t Words __attribute__((vector_size(4 * LANES)));
 struct Weights4 { vi even, odd; };
 struct Activations4 { vi even, odd; };
 inline Weights4 weights4(vu w) { return {(vi)(w & 0x00ff00ffu), (vi)(w >> 8 & 0x00ff00ffu)}; }
@@ -223,6 +241,7 @@ inline vi multiply_add(vi a, vi b) {
     return (vi)_mm256_madd_epi16((__m256i)a, (__m256i)b);
 #endif
 }
+inline vi dot2(vi acc, vu a, uint32_t b) { return acc + multiply_add((vi)a, broadcast(int32_t(b))); }
 inline vi dot4(vi acc, Weights4 w, Activations4 a) {
     return acc + multiply_add(w.even, a.even) + multiply_add(w.odd, a.odd);
 }

@@ -104,12 +104,16 @@ def test_the_norm_before_the_head_is_of_the_rows_that_need_logits():
     torch.testing.assert_close(torch.from_numpy(out.numpy()[:2].copy()), wanted)
 
 
+# Formats of KV, and how far attention may be from torch's in fp32.
+KV = {Format.FP32: 2e-6, Format.BF16: 6e-3, Format.INT8: 1.2e-2}
+
+
 class OneLayer:
     """Attention alone over a pool: rows of q, k and v in, attended rows out."""
 
-    def __init__(self, x: torch.Tensor, heads: int, kv_heads: int, dim: int, bf16: bool, blocks: int = 64) -> None:
+    def __init__(self, x: torch.Tensor, heads: int, kv_heads: int, dim: int, form: Format, blocks: int = 64) -> None:
         self.x, self.heads, self.kv_heads, self.dim = x, heads, kv_heads, dim
-        self.kv = Kv(blocks, 1, kv_heads, dim, bf16)
+        self.kv = Kv(form, blocks, 1, kv_heads, dim)
         self.frequencies = inverse_frequencies(dim, {"rope_theta": 10000.0})
         self.program = program = Program(2, max_rows=len(x), max_logits=1)
         packed, self.out = Packed(Format.FP32, len(x), heads * dim), program.rows(heads * dim)
@@ -132,23 +136,25 @@ class OneLayer:
         return attend(*(one.transpose(0, 1) for one in (q, k, v)), is_causal=True).transpose(0, 1).flatten(1)
 
 
-@pytest.mark.parametrize(("bf16", "tolerance"), [(False, 2e-6), (True, 6e-3)])
+@pytest.mark.parametrize(("form", "tolerance"), KV.items())
 @pytest.mark.parametrize(("heads", "kv_heads", "dim"), [(9, 3, 64), (4, 4, 24), (2, 1, 128), (100, 1, 8), (6, 2, 34)])
 @pytest.mark.parametrize("count", [1, 17, 300, 1100])
-def test_attention_equals_torch(heads, kv_heads, dim, count, bf16, tolerance):
+def test_attention_equals_torch(heads, kv_heads, dim, count, form, tolerance):
+    if form is Format.INT8 and dim % 4:
+        dim += 2
     torch.manual_seed(count)
-    layer = OneLayer(torch.randn(count, (heads + 2 * kv_heads) * dim), heads, kv_heads, dim, bf16, blocks=70)
+    layer = OneLayer(torch.randn(count, (heads + 2 * kv_heads) * dim), heads, kv_heads, dim, form, blocks=70)
     got, wanted = layer.run((0, count, list(range(70)))), layer.wanted()
     assert (got - wanted).norm() / wanted.norm() < tolerance
 
 
-@pytest.mark.parametrize("bf16", [False, True])
-def test_attention_is_the_same_bits_however_a_sequence_is_cut(bf16):
+@pytest.mark.parametrize("form", KV)
+def test_attention_is_the_same_bits_however_a_sequence_is_cut(form):
     """Whole, in pieces that split blocks and segments, and token by token; a long context is spread over threads."""
     torch.manual_seed(5)
     x = torch.randn(1100, 5 * 64)
-    whole = OneLayer(x, 3, 1, 64, bf16, blocks=69).run((0, 1100, list(range(69))))
-    layer = OneLayer(x, 3, 1, 64, bf16, blocks=140)
+    whole = OneLayer(x, 3, 1, 64, form, blocks=69).run((0, 1100, list(range(69))))
+    layer = OneLayer(x, 3, 1, 64, form, blocks=140)
     blocks = list(range(70, 139))
     cut, start = [], 0
     for count in (1, 1, 15, 100, 12, 1, 127, 74, 1, 180, 1, 1, 510, 1, 75):
@@ -158,11 +164,12 @@ def test_attention_is_the_same_bits_however_a_sequence_is_cut(bf16):
     assert torch.equal(torch.cat(cut), whole)
 
 
+@pytest.mark.parametrize("form", [Format.BF16, Format.INT8])
 @pytest.mark.parametrize(("heads", "kv_heads", "dim"), [(9, 3, 32), (8, 8, 32), (4, 1, 32), (6, 3, 128), (100, 1, 8)])
-def test_a_crowd_of_decodes_gets_the_bits_that_each_gets_alone(heads, kv_heads, dim):
+def test_a_crowd_of_decodes_gets_the_bits_that_each_gets_alone(heads, kv_heads, dim, form):
     """With so many a task takes several KV heads of a sequence, and contexts beyond a segment are still spread."""
     torch.manual_seed(7)
-    layer = OneLayer(torch.randn(1100, (heads + 2 * kv_heads) * dim), heads, kv_heads, dim, True, blocks=250)
+    layer = OneLayer(torch.randn(1100, (heads + 2 * kv_heads) * dim), heads, kv_heads, dim, form, blocks=250)
     contexts, pieces, free = [1, 15, 16, 40, 511, 512, 513, 1090, 3, 100, 33, 300, 7], [], 0
     for context in contexts:
         blocks = list(range(free, free + context // 16 + 1))
@@ -174,22 +181,29 @@ def test_a_crowd_of_decodes_gets_the_bits_that_each_gets_alone(heads, kv_heads, 
     assert torch.equal(together, alone)
 
 
-@pytest.mark.parametrize("bf16", [False, True])
-def test_a_query_that_is_no_number_attends_to_none(bf16):
+@pytest.mark.parametrize("form", KV)
+@pytest.mark.parametrize("number", [float("nan"), float("inf")])
+@pytest.mark.parametrize(
+    "part", [slice(192), slice(192, 256), slice(256, 320), slice(300, 301)], ids=["q", "k", "v", "one"]
+)
+def test_what_is_no_number_shows(form, number, part):
+    """In the row that has it and, as a value of fp32 or bf16, in others of its piece."""
     x = torch.randn(20, 5 * 64)
-    x[19, :192] = float("nan")
-    got = OneLayer(x, 3, 1, 64, bf16).run((0, 20, [0, 1]))
-    assert torch.isfinite(got[:19]).all()
-    assert torch.isnan(got[19]).all()
+    x[19, part] = number
+    got = OneLayer(x, 3, 1, 64, form).run((0, 20, [0, 1]))
+    assert not torch.isfinite(got[19]).all()
+    if part.stop <= 256 or form is Format.INT8:
+        assert torch.isfinite(got[:19]).all()
 
 
-def test_what_a_block_held_before_never_shows():
+@pytest.mark.parametrize("form", [Format.BF16, Format.INT8])
+def test_what_a_block_held_before_never_shows(form):
     """A block comes back full of NaN, as one that a broken sequence left."""
     torch.manual_seed(6)
     x = torch.randn(37, 5 * 64)
-    clean = OneLayer(x, 3, 1, 64, True)
+    clean = OneLayer(x, 3, 1, 64, form)
     wanted = clean.run((0, 37, [0, 1, 2]))
-    dirty = OneLayer(x, 3, 1, 64, True)
+    dirty = OneLayer(x, 3, 1, 64, form)
     for block in range(3):
         dirty.kv.write_block(block, np.full(dirty.kv.block_bytes // 2, 0x7FC0, np.uint16).tobytes())
     got = torch.cat([dirty.run((0, 20, [0, 1, 2])), *(dirty.run((i, 1, [0, 1, 2])) for i in range(20, 37))])
@@ -197,7 +211,7 @@ def test_what_a_block_held_before_never_shows():
 
 
 def test_blocks_travel_whole():
-    kv = Kv(3, 2, 1, 16, True)
+    kv = Kv(Format.BF16, 3, 2, 1, 16)
     payload = np.random.default_rng(0).integers(0, 255, kv.block_bytes, np.uint8).tobytes()
     kv.write_block(1, payload)
     kv.copy_block(1, 2)
