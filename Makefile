@@ -7,7 +7,7 @@ PIP := PYTHONWARNINGS=ignore $(BIN)/pip --disable-pip-version-check --quiet
 MODEL ?= smollm2-135m
 
 .DEFAULT_GOAL := help
-.PHONY: help up down test compose-up compose-down compose-test engine lint types protos protos-check clean
+.PHONY: help up down test test-again compose-up compose-down compose-test engine lint types protos protos-check clean
 
 help: ## Show this
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 22
@@ -21,7 +21,12 @@ down: ## Stop a mesh that runs in the background
 test: $(VENV)/.installed-dev ## Install what the tests need and run them all
 	@$(BIN)/shoal pull $(MODEL)
 	@$(BIN)/python -m gpu_worker.kernels || echo "The kernels' own tests will fail; the rest computes with torch."
-	$(BIN)/pytest $(PYTEST_ARGS)
+	$(BIN)/pytest $(PYTEST_ARGS) || { [ $$? -eq 1 ] && $(MAKE) --no-print-directory test-again; }
+
+# Some tests measure time, of which a shared machine can starve one. What fails twice has failed.
+test-again:
+	@echo "Once more, what failed:"
+	$(BIN)/pytest --last-failed --last-failed-no-failures none $(PYTEST_ARGS)
 
 compose-up: engine ## Build the images and start the mesh in containers (COMPOSE_ARGS="--scale gateway=2")
 	@deploy/compose.sh up --build --detach $(COMPOSE_ARGS)
