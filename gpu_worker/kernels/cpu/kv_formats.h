@@ -57,7 +57,7 @@ struct FloatKv {
 
 // Hadamard's transform of each run of numbers in a row: as long as the largest power of two that divides their count,
 // which is returned. Products of two rows grow by as much. `x` has room for whole registers.
-inline int spread(float* x, int count) {
+inline int hadamard(float* x, int count) {
     const int run = count & -count;
     for (int h = 1; h < std::min(run, LANES); h *= 2) {
         const vi lanes = lane_numbers(), partners = lanes ^ h;
@@ -75,9 +75,9 @@ inline int spread(float* x, int count) {
 
 // Bytes, a scale a token and head (kv.h). Queries are bytes too, with a scale each, so a score is an exact integer times
 // two scales (as in SageAttention, Zhang et al. 2024). Some dimensions of keys and queries are far larger than the rest:
-// both are spread over all first, which leaves scores as they are (as in QuaRot, Ashkboos et al. 2024; divergence from
-// fp32 a quarter of what it is without). A weight takes its value's scale along and is kept in 16 bits, as a share of the
-// largest scale that its row sees in the segment: sums of value times weight fit into int32, and are exact.
+// both are spread over all by Hadamard's transform first, which leaves scores as they are (as in QuaRot, Ashkboos et al.
+// 2024; a quarter of the divergence from fp32 is left). A weight takes its value's scale along and is kept in 16 bits, as
+// a share of the largest scale that its row sees in the segment: sums of value times weight fit into int32, and are exact.
 struct ByteKv {
     static constexpr int PER_UNIT = 4, WORDS = 2;
     static constexpr bool SCALED = true;
@@ -90,7 +90,7 @@ struct ByteKv {
         int8_t bytes[MAX_DIM];
         float query[MAX_DIM + LANES] = {};
         memcpy(query, x, dim * sizeof(float));
-        const float run = float(spread(query, dim));
+        const float run = float(hadamard(query, dim));
         const Quantized quantized = quantize(query, dim, bytes);
         const int32_t first = -128 * quantized.sum;
         const float scale = quantized.scale / run;
@@ -103,7 +103,7 @@ struct ByteKv {
         int8_t bytes[MAX_DIM];
         float wide[MAX_DIM + LANES] = {};
         memcpy(wide, key, kv.dim * sizeof(float));
-        spread(wide, kv.dim);
+        hadamard(wide, kv.dim);
         kv.scales(k)[offset] = quantize(wide, kv.dim, bytes).scale;
         for (int d = 0; d < kv.dim; d++) bytes[d] ^= int8_t(0x80);
         for (int d = 0; d < kv.dim; d += 4) memcpy(k + (d / 4 * BLOCK + offset) * 4, bytes + d, 4);
