@@ -60,5 +60,7 @@ def _there_already(mesh: state.MeshState | None) -> Problem:
         return Problem("a mesh is starting", f"{advice}, as soon as it has begun")
     if mesh.phase == "stopping":
         return Problem("the mesh is stopping", "`shoal down` waits until it has ended; then start it again")
+    if mesh.phase == "failed":
+        return Problem("a mesh that did not start is ending", "try again in a moment")
     how = "is starting" if mesh.phase == "starting" else "runs already"
     return Problem(f"a mesh {how} (supervisor {mesh.supervisor_pid})", advice)

@@ -231,7 +231,7 @@ def _run_detached(plan: "MeshPlan", timeout_s: float, lock: int) -> None:
     console = Console()
     try:
         with console.status("starting the mesh …") as status:
-            mesh = _wait_ready(supervisor, timeout_s, lambda words: status.update(words))
+            mesh = wait_ready(supervisor, timeout_s, lambda words: status.update(words))
     except KeyboardInterrupt:
         typer.echo("\nThe mesh goes on starting in the background: `shoal status` shows it, `shoal down` stops it.")
         raise typer.Exit(INTERRUPTED) from None
@@ -239,7 +239,8 @@ def _run_detached(plan: "MeshPlan", timeout_s: float, lock: int) -> None:
     console.print("Running in the background: `shoal status` shows it, `shoal down` stops it.", highlight=False)
 
 
-def _wait_ready(supervisor: "subprocess.Popen[bytes]", timeout_s: float, say: "Callable[[str], None]") -> "MeshState":
+def wait_ready(supervisor: "subprocess.Popen[bytes]", timeout_s: float, say: "Callable[[str], None]") -> "MeshState":
+    """The mesh, once it stands. Raises Problem, once its supervisor has ended: nothing is in the way of a next try."""
     import time
 
     from mesh.cli import state
@@ -253,6 +254,8 @@ def _wait_ready(supervisor: "subprocess.Popen[bytes]", timeout_s: float, say: "C
             if mesh.phase in ("ready", "degraded"):
                 return mesh
             if mesh.phase == "failed":
+                say("it did not start; stopping what had …")
+                _await_end(supervisor, stop_s)
                 raise Problem(f"the mesh did not start: {mesh.message}", f"logs: {state.logs_dir()}")
             waiting = [process.name for process in mesh.processes if process.state != "ready"]
             say(f"waiting for {', '.join(waiting)} …")
@@ -261,5 +264,14 @@ def _wait_ready(supervisor: "subprocess.Popen[bytes]", timeout_s: float, say: "C
             raise Problem(f"the supervisor ended with {supervisor.returncode}:\n{log[-2000:]}")
         time.sleep(LOOK_EVERY_S)
     supervisor.terminate()
-    supervisor.wait(stop_s + STOP_SPARE_S)
+    _await_end(supervisor, stop_s)
     raise Problem(f"the mesh was not ready within {timeout_s:g} s", f"logs: {state.logs_dir()}")
+
+
+def _await_end(supervisor: "subprocess.Popen[bytes]", stop_s: float) -> None:
+    """One that outlasts all its processes' time to stop is left for `shoal down`, which kills it."""
+    import subprocess
+    from contextlib import suppress
+
+    with suppress(subprocess.TimeoutExpired):
+        supervisor.wait(stop_s + STOP_SPARE_S)

@@ -48,6 +48,7 @@ def written(phase: str, pid: int) -> MeshState:
         ("starting", "a mesh is starting (supervisor {})"),
         ("ready", "a mesh runs already (supervisor {})"),
         ("stopping", "the mesh is stopping"),
+        ("failed", "a mesh that did not start is ending"),
     ],
 )
 @pytest.mark.parametrize("how", [[], ["--detach"]])
