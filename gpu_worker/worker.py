@@ -20,7 +20,7 @@ from mesh.clients.board import Board
 from mesh.clients.reports import LoadState
 from mesh.process import ProcessFailed, tls_of
 from mesh.server import InFlight, Server
-from mesh.settings import UNUSABLE_SETTINGS
+from mesh.settings import SHARED_PREFIX, UNUSABLE_SETTINGS
 from mesh.telemetry import Telemetry
 from mesh.tls import GATEWAY, OPERATOR
 
@@ -38,7 +38,9 @@ class EngineLost(ProcessFailed):
 
 
 class ModelUnusable(EngineLost):
-    """It never became ready because of the model that SHOAL_WORKER_MODEL names. Starting it again does not help."""
+    """It never became ready because of the model that SHOAL_WORKER_MODEL names, or of a setting that leaves no room
+    for that. Starting it again does not help.
+    """
 
     code = UNUSABLE_SETTINGS
 
@@ -71,9 +73,14 @@ class Worker:
             why_lost = await self._serve(bridge, stopping)
         line.end()
         if why_lost and bridge.unusable:
-            raise ModelUnusable(f"{self._settings.variable('model')} cannot be served: {why_lost}")
+            raise ModelUnusable(self._blaming(why_lost))
         if why_lost:
             raise EngineLost(f"the engine is lost: {why_lost}")
+
+    def _blaming(self, why: str) -> str:
+        """With the variable to change, unless `why` begins with one: it is the model's, as a rule."""
+        own = why.startswith(SHARED_PREFIX)
+        return why if own else f"{self._settings.variable('model')} cannot be served: {why}"
 
     async def _serve(self, bridge: Bridge, stopping: asyncio.Event) -> str:
         """Returns why the engine was lost; empty after a drain."""

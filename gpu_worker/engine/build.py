@@ -20,7 +20,7 @@ from gpu_worker.engine.static_policy import PaddedRunner, StaticPolicy, Unshared
 from gpu_worker.engine.swap import HostBuffer
 from gpu_worker.engine.transfer import BlockStore
 from gpu_worker.engine.vitality import warm_up_plan
-from gpu_worker.models.errors import LoadError
+from gpu_worker.models.errors import LoadError, PoolTooSmall
 from mesh.blocks import BLOCK_TOKENS
 
 if TYPE_CHECKING:
@@ -71,11 +71,27 @@ def assemble(
 
 
 def pool_blocks(config: EngineConfig, folder: Path, block_bytes: int, budget: int, longest: int) -> int:
-    """As many blocks as `budget` bytes hold, but no more than all sequences could ever fill. Raises LoadError."""
+    """As many blocks as `budget` bytes hold, but no more than all sequences could ever fill. Raises PoolTooSmall."""
     total = min(budget // block_bytes, config.max_sequences * blocks_for(longest))
     if total < 1:
-        raise LoadError(folder, "the KV pool would hold not even one block; give it more memory")
+        raise PoolTooSmall(folder, _too_small(config, block_bytes, budget, longest))
     return total
+
+
+def _too_small(config: EngineConfig, block_bytes: int, budget: int, longest: int) -> str:
+    """Which variable made the pool, and the least that would do."""
+    least, whole = _size(block_bytes), _size(block_bytes * blocks_for(longest))
+    needs = f"this model's KV takes {least} at least (one block of {BLOCK_TOKENS} tokens), {whole} for {longest} tokens"
+    if config.kv_bytes:
+        return f"SHOAL_WORKER_KV_BYTES is {budget} bytes, too small a KV pool: {needs}"
+    share = f"SHOAL_WORKER_KV_SHARE is {config.kv_share:g}, which makes a KV pool of {budget} bytes, too small a one"
+    return f"{share}: {needs}; raise it, free memory, or set SHOAL_WORKER_KV_BYTES"
+
+
+def _size(size: int) -> str:
+    """Rounded up, as SHOAL_WORKER_KV_BYTES takes it."""
+    unit, name = (1 << 20, "MiB") if size >= 10 << 20 else (1 << 10, "KiB")
+    return f"{-(-size // unit)}{name}"
 
 
 def warm_up(engine: Engine, model: str) -> None:

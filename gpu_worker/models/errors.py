@@ -1,4 +1,4 @@
-"""The one error of loading a model."""
+"""The errors of loading a model: LoadError, and what of it is no fault of the checkpoint, PoolTooSmall."""
 
 from pathlib import Path
 
@@ -17,6 +17,13 @@ class LoadError(Exception):
         self.file = file
         self.tensor = tensor
         self.problem = problem
+
+
+class PoolTooSmall(LoadError):
+    """The checkpoint can be served, but settings leave it no room. The text begins with the variable to change."""
+
+    def __str__(self) -> str:
+        return self.problem
 
 
 def _shown(text: str) -> str:

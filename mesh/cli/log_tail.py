@@ -13,6 +13,12 @@ def log_tail(log: Path, lines: int, since_byte: int = 0) -> str:
     return "(no log)"
 
 
+def complaints(tail: str) -> str:
+    """Of what `log_tail` gave, all but the lines that tell of nothing wrong; the whole where no other is there."""
+    lines = [line for line in tail.splitlines() if not line.startswith(("info: ", "debug: "))]
+    return "\n".join(lines) or tail
+
+
 def readable(line: str) -> str:
     """A line of JSON as level, message and traceback; any other line as it is."""
     try:

@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 
 from mesh.child import end_with_parent
-from mesh.cli.log_tail import log_tail
+from mesh.cli.log_tail import complaints, log_tail
 from mesh.cli.plan import ProcessSpec
 from mesh.cli.ports import PlanError
 from mesh.cli.state import ProcessState
@@ -108,7 +108,7 @@ class ManagedProcess:
             failed_starts = 0 if came_up else failed_starts + 1
             ever_up = ever_up or came_up
             if not ever_up and self._process.returncode == UNUSABLE_SETTINGS:
-                raise StartFailed(f"{self.spec.name} cannot use its settings:\n{self._last_words()}")
+                raise StartFailed(f"{self.spec.name} cannot use its settings:\n{complaints(self._last_words())}")
             if failed_starts >= (MOST_FAILED_STARTS if self._restart else 1):
                 raise StartFailed(f"{self.spec.name} ended before it was ready:\n{self._last_words()}")
             if not self._restart:

@@ -110,5 +110,15 @@ async def test_the_worker_itself_says_that_its_model_is_unusable(own_worker: Any
 
     (tmp_path / "tokenizer.json").write_text("{}")
     async with own_worker(kind="simulated", model=str(tmp_path)) as rig:
-        with pytest.raises(ModelUnusable, match="vocab_size is 0"):
+        with pytest.raises(ModelUnusable, match=r"^SHOAL_WORKER_MODEL cannot be served: .*vocab_size is 0"):
+            await rig.serving
+
+
+async def test_the_worker_blames_the_pool_and_not_the_model_for_a_pool_too_small(
+    own_worker: Any, tiny_model: Path
+) -> None:
+    from gpu_worker.worker import ModelUnusable
+
+    async with own_worker(kind="simulated", model=str(tiny_model), kv_bytes=1024) as rig:
+        with pytest.raises(ModelUnusable, match=r"^SHOAL_WORKER_KV_BYTES is 1024 bytes"):
             await rig.serving

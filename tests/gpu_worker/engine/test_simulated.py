@@ -10,13 +10,14 @@ import pytest
 from tokenizers import Tokenizer
 
 from gpu_worker.engine.api import ChoicePlan, Plan, Reason
+from gpu_worker.engine.build import pool_blocks, warm_up
 from gpu_worker.engine.config import EngineConfig
 from gpu_worker.engine.sequence import Piece, Request, Sequence
 from gpu_worker.engine.simulated_engine import CONTEXT_TOKENS, around, facts_of, timing_of
 from gpu_worker.engine.simulated_runner import SimulatedRunner
 from gpu_worker.engine.simulated_time import TimingModel
 from gpu_worker.engine.simulated_words import Words, word_ids
-from gpu_worker.models.errors import LoadError
+from gpu_worker.models.errors import LoadError, PoolTooSmall
 from mesh.errors import InvalidRequest
 from mesh.models import ModelFolder
 from mesh.sampling import Sampling
@@ -177,8 +178,19 @@ def test_the_pool_has_the_blocks_that_kv_size_and_memory_give(tiny_folder):
     config = EngineConfig(model="m", kind="simulated", kv_bytes=100 << 20, simulated_kv_bytes_per_token=1 << 20)
     info = around(config, tiny_folder).info
     assert (info.total_blocks, info.context_tokens, info.simulated, info.precision) == (6, 96, True, "simulated")
-    with pytest.raises(LoadError, match="not even one block"):
-        around(EngineConfig(model="m", kv_bytes=1000, simulated_kv_bytes_per_token=1000), tiny_folder)
+
+
+def test_a_pool_too_small_for_a_block_names_its_variable_and_the_least_that_would_do(tiny_folder):
+    def sized(kv_bytes):
+        return EngineConfig(model="m", kv_bytes=kv_bytes, context_tokens=64, simulated_kv_bytes_per_token=1 << 20)
+
+    with pytest.raises(PoolTooSmall, match=r"^SHOAL_WORKER_KV_BYTES is 1000 bytes.* 16MiB at least.* 64MiB for 64 tok"):
+        around(sized(1000), tiny_folder)
+    engine = around(sized(16 << 20), tiny_folder)
+    warm_up(engine, "m")
+    assert engine.info.total_blocks == 1
+    with pytest.raises(PoolTooSmall, match=r"^SHOAL_WORKER_KV_SHARE is 0\.25, .* 1000 bytes.* 16MiB at least"):
+        pool_blocks(sized(0), tiny_folder.path, 16 << 20, 1000, 64)
 
 
 def test_neither_real_weights_nor_other_answers_have_its_digest(simulated_lab, torch_lab):
@@ -193,6 +205,7 @@ def test_its_process_never_imports_torch(real_folder):
 import sys
 import gpu_worker.bridge, gpu_worker.worker, gpu_worker.engine.process
 from gpu_worker.engine.build import build_engine, warm_up
+from gpu_worker.engine.build import pool_blocks, warm_up
 from gpu_worker.engine.config import EngineConfig
 config = EngineConfig(model={str(real_folder.path)!r}, kind="simulated")
 warm_up(build_engine(config, lambda *_: None), config.model)

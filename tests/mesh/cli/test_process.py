@@ -1,6 +1,7 @@
 """Processes of the local mesh: watched, restarted, stopped, and never left behind."""
 
 import asyncio
+import json
 import logging
 import os
 import signal
@@ -62,12 +63,22 @@ async def test_a_process_that_never_comes_up_fails_with_the_end_of_its_log() -> 
         await process.run()
 
 
-async def test_settings_that_cannot_be_used_fail_at_the_first_start_in_words() -> None:
-    line = '{"level": "error", "message": "SHOAL_GATEWAY_PORT: taken", "time": "T"}'
-    process = ManagedProcess(program(f"print({line!r}); raise SystemExit(2)"), says_up, lambda: None, restart=True)
+@pytest.mark.parametrize(
+    ("log", "said"),
+    [
+        ([("info", "listening"), ("error", "SHOAL_GATEWAY_PORT: taken")], "error: SHOAL_GATEWAY_PORT: taken"),
+        ([("warning", "no such variable"), ("error", "E")], "warning: no such variable\nerror: E"),
+        ([("info", "listening")], "info: listening"),
+    ],
+)
+async def test_settings_that_cannot_be_used_fail_at_the_first_start_in_words(
+    log: list[tuple[str, str]], said: str
+) -> None:
+    lines = "\n".join(json.dumps({"level": level, "message": message}) for level, message in log)
+    process = ManagedProcess(program(f"print({lines!r}); raise SystemExit(2)"), says_up, lambda: None, restart=True)
     with pytest.raises(StartFailed) as caught:
         await process.run()
-    assert str(caught.value) == "scheduler-0 cannot use its settings:\nerror: SHOAL_GATEWAY_PORT: taken"
+    assert str(caught.value) == f"scheduler-0 cannot use its settings:\n{said}"
     assert process.restarts == 0
 
 
