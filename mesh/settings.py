@@ -22,6 +22,8 @@ SERVICES = ("GATEWAY", "SCHEDULER", "WORKER", "CACHE")
 FILE_SCHEME = "file://"
 # Exit code of a process whose settings cannot be used.
 UNUSABLE_SETTINGS = 2
+# What pydantic says of a size that it cannot read shows no size that it could.
+EXAMPLES = {"byte_size": "; write e.g. 512MiB", "byte_size_unit": "; write e.g. 512MiB"}
 # Read outside the services: mesh/models.py and the CLI.
 TOOL_VARIABLES = frozenset({"SHOAL_HOME", "SHOAL_API_KEY"})
 
@@ -74,7 +76,9 @@ class ServiceSettings(BaseSettings):
             return cls(**given)  # type: ignore[arg-type]
         except ValidationError as error:
             lines = [
-                f"{cls.variable('_'.join(map(str, e['loc'])))}: {e['msg']} (got {e['input']!r})" for e in error.errors()
+                f"{cls.variable('_'.join(map(str, e['loc'])))}: {e['msg']} (got {e['input']!r})"
+                + EXAMPLES.get(e["type"], "")
+                for e in error.errors()
             ]
             raise SettingsError("\n".join(lines)) from None
 

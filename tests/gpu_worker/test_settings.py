@@ -40,6 +40,13 @@ def test_a_value_that_cannot_be_used_is_named(monkeypatch: pytest.MonkeyPatch, n
         WorkerSettings.load()
 
 
+@pytest.mark.parametrize("value", ["lots", "5 potatoes"])
+def test_a_size_that_cannot_be_read_is_answered_with_one_that_can(monkeypatch: pytest.MonkeyPatch, value: str) -> None:
+    monkeypatch.setenv("SHOAL_WORKER_KV_BYTES", value)
+    with pytest.raises(SettingsError, match=r"e\.g\. 512MiB"):
+        WorkerSettings.load()
+
+
 def test_a_mistyped_variable_is_reported_with_the_right_one() -> None:
     [said] = unknown_variables(WorkerSettings, {"SHOAL_WORKER_PREFIL_CHUNK": "1"})
     assert "SHOAL_WORKER_PREFILL_CHUNK" in said
