@@ -136,8 +136,10 @@ class Validator:
         context = self.catalogue.context_tokens(asked.model)
         left = context - prompt_tokens
         if left < 1:
+            whole = context == self.catalogue.text(asked.model).context_tokens
+            takes = "this model takes" if whole else "this model's workers, as they are set up, take"
             raise InvalidRequest(
-                f"the prompt has {prompt_tokens} tokens; this model takes at most {context - 1}, so that one is left"
+                f"the prompt has {prompt_tokens} tokens; {takes} at most {context - 1}, so that one is left"
                 " for the answer",
                 field="messages" if asked.route is Route.CHAT else "prompt",
                 code="context_length_exceeded",

@@ -219,6 +219,7 @@ async def test_the_edges_of_max_tokens_and_context_have_one_answer_each(mesh, pl
     for prompt_tokens in (64, 65):
         refused = await ask(prompt_tokens)
         assert (refused.status_code, refused.json()["error"]["code"]) == (400, "context_length_exceeded")
+        assert "this model's workers, as they are set up, take at most 63" in refused.json()["error"]["message"]
     async with mesh.http() as client:
         chat = (await client.post(CHAT, json=body_of(CHAT, {"max_tokens": None}))).json()
     assert chat["usage"]["total_tokens"] == 64
