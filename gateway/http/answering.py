@@ -11,7 +11,7 @@ from starlette.types import Receive, Scope, Send
 
 from gateway.core import Core
 from gateway.http.bodies import REQUEST_ID_HEADER, ChatBody, CompletionBody
-from gateway.http.exchange import ClientGone, Reply, Watch, headers_of, read_body, until_gone
+from gateway.http.exchange import BodyLate, ClientGone, Reply, Watch, headers_of, read_body, until_gone
 from gateway.http.formats import Format
 from gateway.http.problems import parse, plain_error, status_of
 from gateway.http.writers import StreamWriter, WholeWriter, Writer
@@ -30,11 +30,14 @@ AnyBody = ChatBody | CompletionBody
 
 @dataclass(frozen=True, slots=True)
 class HttpLimits:
-    """See GatewaySettings."""
+    """See GatewaySettings. `body_timeout_s` counts for a request's headers, too. No `max_connections`: as many as
+    gateway/http/server.py derives.
+    """
 
     max_body_bytes: int
     body_timeout_s: float
     sse_commit_s: float
+    max_connections: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +97,9 @@ class _Exchange:
                 commit_s = self._limits.sse_commit_s if body.streamed else None
                 work = partial(self._answer, body, asked, tenant)
                 await until_gone(Watch(receive, self._reply), commit_s, work)
+        except BodyLate as late:
+            self.outcome = "408"
+            await self._reply.whole(408, plain_error(str(late), "request_timeout"), [(b"connection", b"close")])
         except ShoalError as error:
             await self._fail(error)
         except ClientGone:

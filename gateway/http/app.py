@@ -18,13 +18,14 @@ from gateway.http.answering import Answering, Endpoint, HttpLimits
 from gateway.http.bodies import ChatBody, CompletionBody
 from gateway.http.formats import ChatFormat, CompletionFormat
 from gateway.http.problems import error_body, error_headers, plain_error, status_of
+from gateway.metrics import Metrics
 from mesh.clients.load import ModelView
 from mesh.errors import Internal, ShoalError
 
 _CODES = {404: "not_found", 405: "method_not_allowed"}
 
 
-def build_app(core: Core, limits: HttpLimits) -> ASGIApp:
+def build_app(core: Core, limits: HttpLimits) -> "Front":
     """The whole HTTP API over `core`."""
     plain = _Plain(core)
     chat = Endpoint("chat", msgspec.json.Decoder(ChatBody), ChatFormat)
@@ -45,17 +46,25 @@ def build_app(core: Core, limits: HttpLimits) -> ASGIApp:
         exception_handlers={HTTPException: _http_problem, ShoalError: _problem, Exception: _bug},
     )
     app.router.redirect_slashes = False  # it would send a client to whatever its Host header says
-    return _Front(generating, app)
+    return Front(generating, app, limits, core.metrics)
 
 
-class _Front:
-    """Takes what generates straight to its endpoint, past Starlette's layers: each of them would handle every chunk of
+class Front:
+    """What the server calls, and what it needs to know: `limits`, and where to count what it refused itself.
+
+    Takes what generates straight to its endpoint, past Starlette's layers: each of them would handle every chunk of
     a stream once more (3 us a token), to no end, since an endpoint tells its errors itself.
     """
 
-    def __init__(self, generating: Mapping[str, ASGIApp], app: ASGIApp) -> None:
+    def __init__(self, generating: Mapping[str, ASGIApp], app: ASGIApp, limits: HttpLimits, metrics: Metrics) -> None:
+        self.limits = limits
         self._generating = generating
         self._app = app
+        self._metrics = metrics
+
+    def refused(self, status: int) -> None:
+        """A connection was refused or cut with `status` before a request of it was whole."""
+        self._metrics.ended("connection", str(status))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         straight = self._generating.get(scope["path"]) if scope["method"] == "POST" else None

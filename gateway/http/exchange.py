@@ -10,7 +10,7 @@ from typing import Any
 from starlette.types import Receive, Scope, Send
 
 from gateway.http.problems import error_body, error_headers, status_of
-from mesh.errors import InvalidRequest, PayloadTooLarge, ShoalError
+from mesh.errors import PayloadTooLarge, ShoalError
 
 Headers = list[tuple[bytes, bytes]]
 _SSE: Headers = [
@@ -27,13 +27,17 @@ class ClientGone(Exception):
     """The client hung up, or has not read for too long."""
 
 
+class BodyLate(Exception):
+    """The body did not come in time. HTTP's own error, a 408: gRPC reads a message before there is a call."""
+
+
 def headers_of(scope: Scope) -> dict[str, str]:
     """The request's headers by lower-case name; of a repeated one the first."""
     return {name.decode("latin-1"): value.decode("latin-1") for name, value in reversed(scope["headers"])}
 
 
 async def read_body(scope: Scope, receive: Receive, most_bytes: int, timeout_s: float) -> bytes:
-    """The whole body. Raises PayloadTooLarge as soon as that is known, InvalidRequest if it does not come in time."""
+    """The whole body. Raises PayloadTooLarge as soon as that is known, BodyLate if it does not come in time."""
     headers = dict(scope["headers"])
     length = headers.get(b"content-length", b"")
     if length.isdigit() and int(length) > most_bytes:
@@ -53,7 +57,7 @@ async def read_body(scope: Scope, receive: Receive, most_bytes: int, timeout_s: 
                 if not message.get("more_body", False):
                     return b"".join(parts)
     except TimeoutError:
-        raise InvalidRequest(f"the body did not arrive within {timeout_s:g} s") from None
+        raise BodyLate(f"the body did not arrive within {timeout_s:g} s") from None
 
 
 def _too_large(most_bytes: int) -> PayloadTooLarge:

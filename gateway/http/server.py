@@ -1,57 +1,48 @@
-"""uvicorn inside our event loop: our signals, our logs, and readers that do not read are cut off."""
+"""uvicorn inside our event loop: our signals, our logs, and our limits of what a connection may do."""
 
 import asyncio
+import resource
+import socket
 import ssl
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import uvicorn
-from starlette.types import ASGIApp
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from gateway.http.app import Front
+from gateway.http.connection import Connection, ConnectionLimits, Door
+
+# Of the kernel, for each connection: without it a client that never reads is noticed megabytes later. Linux doubles it.
+SEND_BUFFER_BYTES = 128 * 1024
+MOST_CONNECTIONS = 8192
 
 
-def _protocol(write_timeout_s: float) -> type[HttpToolsProtocol]:
-    class Protocol(HttpToolsProtocol):
-        """Aborts a connection whose client has read nothing for `write_timeout_s` while the buffer is full.
+def connections_at_most(descriptors: int) -> int:
+    """Half of what this process may open, so that gRPC and its own connections have theirs; 8,192 if that is less."""
+    return MOST_CONNECTIONS if descriptors == resource.RLIM_INFINITY else min(descriptors // 2, MOST_CONNECTIONS)
 
-        What waits for such a client is bounded by the buffer: sends wait for it to drain.
-        """
 
-        _stuck: asyncio.TimerHandle | None = None
-
-        def pause_writing(self) -> None:
-            super().pause_writing()
-            self._stuck = self.loop.call_later(write_timeout_s, self.transport.abort)
-
-        def resume_writing(self) -> None:
-            super().resume_writing()
-            self._forget()
-
-        def connection_lost(self, exc: Exception | None) -> None:
-            self._forget()
-            super().connection_lost(exc)
-
-        def _forget(self) -> None:
-            if self._stuck is not None:
-                self._stuck.cancel()
-                self._stuck = None
-
-    return Protocol
+def _door(app: Front, write_timeout_s: float) -> Door:
+    limits = app.limits
+    most = limits.max_connections or connections_at_most(resource.getrlimit(resource.RLIMIT_NOFILE)[0])
+    return Door(ConnectionLimits(most, limits.body_timeout_s, write_timeout_s), app.refused)
 
 
 class HttpServer(uvicorn.Server):
     """`serve()` until `should_exit`; `port` is known once `started`. With `tls` it speaks HTTPS and nothing else."""
 
     def __init__(
-        self, app: ASGIApp, host: str, port: int, write_timeout_s: float, tls: ssl.SSLContext | None = None
+        self, app: Front, host: str, port: int, write_timeout_s: float, tls: ssl.SSLContext | None = None
     ) -> None:
+        protocol: Any = partial(Connection, _door(app, write_timeout_s))
         super().__init__(
             uvicorn.Config(
                 app,
                 host=host,
                 port=port,
-                http=_protocol(write_timeout_s),
+                http=protocol,
                 ws="none",
                 lifespan="off",
                 log_config=None,
@@ -72,6 +63,8 @@ class HttpServer(uvicorn.Server):
 
     async def startup(self, sockets: Any = None) -> None:
         await super().startup(sockets)
+        for listener in self.servers[0].sockets:  # what it accepts inherits it
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
         self.listening.set()
 
     async def shutdown(self, sockets: Any = None) -> None:
@@ -80,9 +73,9 @@ class HttpServer(uvicorn.Server):
         await super().shutdown(sockets)
         self._abort(lambda connection: True)
 
-    def _abort(self, which: Callable[[HttpToolsProtocol], bool]) -> None:
+    def _abort(self, which: Callable[[Connection], bool]) -> None:
         for connection in list(self.server_state.connections):
-            if isinstance(connection, HttpToolsProtocol) and which(connection):
+            if isinstance(connection, Connection) and which(connection):
                 connection.transport.abort()
 
     @property
