@@ -15,6 +15,8 @@ MAX_STOP_TOKEN_IDS = 64
 MAX_LOGIT_BIAS = 1024
 # Logits are divided by it: far smaller ones would leave the range of fp32. This is 0.01 as the wire's fp32 rounds it.
 LEAST_REPETITION_PENALTY = 0.009999999776482582
+# The wire's fp32 makes 0 of what is much smaller.
+LEAST_TOP_P = 2.0**-149
 # Of a schema, regular expression or grammar, in UTF-8.
 MAX_STRUCTURE_BYTES = 64 << 10
 MAX_SCHEMA_DEPTH = 64
@@ -50,14 +52,15 @@ class Sampling:
         """Raise InvalidRequest, naming the field, on a value that no step could honour."""
         for name, low, high in _RANGES:
             _in_range(name, getattr(self, name), low, high)
-        if not 0 < self.top_p <= 1:
-            raise InvalidRequest(f"top_p must be above 0 and at most 1, not {self.top_p}", field="top_p")
+        if not LEAST_TOP_P <= self.top_p <= 1:
+            least = f"above 0 (at least {LEAST_TOP_P:.1g}) and at most 1"
+            raise InvalidRequest(f"top_p must be {least}, not {self.top_p}", field="top_p")
         if self.max_tokens < 1:
             raise InvalidRequest(f"max_tokens must be at least 1, not {self.max_tokens}", field="max_tokens")
         if not 0 <= self.min_tokens <= self.max_tokens:
-            raise InvalidRequest("min_tokens must be from 0 to max_tokens", field="min_tokens")
+            raise InvalidRequest(f"min_tokens must be from 0 to max_tokens, not {self.min_tokens}", field="min_tokens")
         if self.seed is not None and not 0 <= self.seed < 1 << 64:
-            raise InvalidRequest("seed must be from 0 to 2^64-1", field="seed")
+            raise InvalidRequest(f"seed must be from 0 to 2^64-1, not {self.seed}", field="seed")
         if len(self.logit_bias) > MAX_LOGIT_BIAS:
             raise InvalidRequest(f"logit_bias takes at most {MAX_LOGIT_BIAS} tokens", field="logit_bias")
         if len(self.stop_token_ids) > MAX_STOP_TOKEN_IDS:
@@ -103,7 +106,11 @@ _RANGES = (
 def _in_range(name: str, value: float | None, low: float, high: float) -> None:
     # Not-a-number fails every comparison; an integer of any size is compared exactly.
     if value is not None and not low <= value <= high:
-        raise InvalidRequest(f"{name} must be from {low:g} to {high:g}, not {value}", field=name)
+        raise InvalidRequest(f"{name} must be from {_plain(low)} to {_plain(high)}, not {value}", field=name)
+
+
+def _plain(limit: float) -> str:
+    return str(limit) if isinstance(limit, int) else f"{limit:g}"
 
 
 def _in_vocabulary(name: str, token: int, vocab_size: int) -> None:

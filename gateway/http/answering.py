@@ -140,6 +140,8 @@ def _unsupported(scope: Scope, headers: Mapping[str, str]) -> str | None:
     """Why a body with such headers is not read, if it is not."""
     if not _is_json(headers.get("content-type")):
         return "the body must be JSON: set Content-Type: application/json"
+    if (charset := _charset(headers.get("content-type", ""))) not in ("", "utf-8", "us-ascii"):
+        return f"the body must be UTF-8: no other charset is supported, and so not {charset}"
     encodings = [value for name, value in scope["headers"] if name == b"content-encoding"]
     if any(value.strip().lower() not in (b"", b"identity") for value in encodings):
         return "the body must be sent as it is: no Content-Encoding but identity is supported"
@@ -149,3 +151,10 @@ def _unsupported(scope: Scope, headers: Mapping[str, str]) -> str | None:
 def _is_json(content_type: str | None) -> bool:
     """No type at all is taken for JSON."""
     return content_type is None or content_type.partition(";")[0].strip().lower() == "application/json"
+
+
+def _charset(content_type: str) -> str:
+    """The first that the type names, in lower case; empty if it names none."""
+    parameters = (each.partition("=") for each in content_type.split(";")[1:])
+    named = (value for name, _, value in parameters if name.strip().lower() == "charset")
+    return next(named, "").strip().strip('"').lower()

@@ -10,6 +10,8 @@ from mesh.errors import InvalidRequest, ShoalError, kind_of, retry_after_header
 # Statuses that mean "come back later"; a client must be told when (fault B10).
 _LATER = (429, 503)
 _AT = re.compile(r" - at (?:`key` in )?`\$\.?(?P<path>[^`]*)`$")
+_CHARACTER = re.compile(r"invalid character \(byte (?P<at>\d+)\)$")
+_NO_NUMBER = re.compile(rb"NaN|Infinity")
 _NAMED = re.compile(r"^Object (?:contains unknown|missing required) field `(?P<name>[^`]*)`")
 
 T = TypeVar("T")
@@ -52,7 +54,16 @@ def parse(decoder: "msgspec.json.Decoder[T]", body: bytes) -> T:
     except RecursionError:
         raise InvalidRequest("the body is nested too deeply", code="invalid_json") from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise InvalidRequest(f"the body is not JSON: {error}", code="invalid_json") from None
+        raise InvalidRequest(_not_json(str(error), body), code="invalid_json") from None
+
+
+def _not_json(said: str, body: bytes) -> str:
+    """msgspec says where, and not that there is nothing, nor that what is there is a number elsewhere."""
+    if not body.strip():
+        return "the body is empty"
+    at = _CHARACTER.search(said)
+    word = _NO_NUMBER.match(body, int(at["at"])) if at else None
+    return f"the body is not JSON, which has no {word[0].decode()}: {said}" if word else f"the body is not JSON: {said}"
 
 
 def _wrong_field(said: str) -> InvalidRequest:

@@ -146,6 +146,43 @@ async def test_what_is_no_json_object_is_a_400(mesh, raw):
     assert reply.json()["error"]["message"]
 
 
+@pytest.mark.parametrize(
+    ("raw", "said"),
+    [
+        (b"", "the body is empty"),
+        (b" \n", "the body is empty"),
+        (b'{"temperature": NaN}', "which has no NaN: JSON is malformed: invalid character (byte 16)"),
+        (b'{"top_p": -Infinity}', "which has no Infinity"),
+        (b'{"temperature": Nope}', "the body is not JSON: JSON is malformed"),
+        (b'{"user": "NaN", "temperature": x}', "the body is not JSON: JSON is malformed"),
+    ],
+    ids=repr,
+)
+async def test_what_is_no_json_is_told_what_it_is(mesh, raw, said):
+    async with mesh.http() as client:
+        error = (await client.post(CHAT, content=raw)).json()["error"]
+    assert said in error["message"]
+    assert error["code"] == "invalid_json"
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"top_k": -1}, "top_k must be from 0 to 2147483648, not -1"),
+        ({"temperature": 3}, "temperature must be from 0 to 2, not 3"),
+        ({"top_p": 1e-320}, "top_p must be above 0 (at least 1e-45) and at most 1, not 1e-320"),
+        ({"seed": -1}, "seed must be from 0 to 2^64-1, not -1"),
+        ({"min_tokens": -3}, "min_tokens must be from 0 to max_tokens, not -3"),
+    ],
+    ids=str,
+)
+async def test_a_value_out_of_range_is_told_with_the_range_and_as_it_was_given(mesh, changes, said):
+    async with mesh.http() as client:
+        error = (await client.post(CHAT, json=body_of(CHAT, changes))).json()["error"]
+    assert error["message"].startswith(said)
+    assert mesh.scheduler.events == []
+
+
 async def test_unknown_models_have_openais_code(mesh, ask):
     assert (await ask(model="gpt-4")).json()["error"]["code"] == "model_not_found"
 
@@ -188,6 +225,17 @@ async def test_a_compressed_body_is_a_415_that_says_so(mesh, encoding):
         reply = await client.post(CHAT, json=body_of(CHAT, {}), headers={"content-encoding": encoding})
         plain = await client.post(CHAT, json=body_of(CHAT, {"n": 0}), headers={"content-encoding": "identity"})
     assert (reply.status_code, "Content-Encoding" in reply.json()["error"]["message"]) == (415, True)
+    assert plain.json()["error"]["param"] == "n"
+
+
+@pytest.mark.parametrize("charset", ["utf-16", '"UTF-16LE"', "latin1"])
+async def test_a_body_in_another_charset_than_utf_8_is_a_415_that_says_so(mesh, charset):
+    async with mesh.http() as client:
+        content_type = {"content-type": f"application/json; charset={charset}"}
+        reply = await client.post(CHAT, json=body_of(CHAT, {}), headers=content_type)
+        same = {"content-type": 'application/json; v=1; Charset="UTF-8"'}
+        plain = await client.post(CHAT, json=body_of(CHAT, {"n": 0}), headers=same)
+    assert (reply.status_code, "UTF-8" in reply.json()["error"]["message"]) == (415, True)
     assert plain.json()["error"]["param"] == "n"
 
 
