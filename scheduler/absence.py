@@ -2,6 +2,7 @@
 
 A request whose workers are all gone (or avoided, or draining) ends after `no_worker_grace_s`: long enough for a restart
 to attach, short enough for a caller not to outlive its worker by much. Workers that are attached but unwell get longer.
+An answer that its worker lost waits `restart_grace_s`, whichever it is, for all of it would have to be asked for again.
 Nothing ends before the replica has settled: after a start, workers need a moment to find it.
 """
 
@@ -21,6 +22,7 @@ class AbsencePolicy:
     settle_s: float = 3.0
     no_worker_grace_s: float = 2.0
     unwell_grace_s: float = 15.0
+    restart_grace_s: float = 30.0
     retry_after_s: float = 5.0
 
 
@@ -56,6 +58,18 @@ class Absence:
                 verdicts[shape] = self._error(f"no worker of {shape.pins.model} is well now")
         self._absent_since, self._unwell_since = absent, unwell
         return verdicts
+
+    def gone_for_good(self, shape: Shape, adrift_s: float, now: float) -> Unavailable | None:
+        """What to tell the caller of an answer without a worker since `adrift_s`, if there was time for one to come.
+
+        By what `hopeless` saw last. Who waited long for room is not given up for a moment in which no worker is well.
+        """
+        policy, unwell_since = self._policy, self._unwell_since.get(shape)
+        if unwell_since is None or now - unwell_since < policy.no_worker_grace_s:
+            return None
+        if now - adrift_s < policy.restart_grace_s:
+            return None
+        return self._error(f"no worker of {shape.pins.model} came within {policy.restart_grace_s:g} s")
 
     def _error(self, message: str) -> Unavailable:
         return Unavailable(message, code="no_worker", retry_after_s=self._policy.retry_after_s)

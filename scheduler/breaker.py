@@ -1,7 +1,8 @@
 """A breaker per worker: after failures in a row it lets nothing through, then one probe at a time.
 
 Fed by what gateways say of the worker's health (it did not answer, broke, hung), never by a request's own fault.
-Source: Nygard, "Release It!" (2007), with the open time doubling while probes fail.
+Source: Nygard, "Release It!" (2007), with the open time doubling while probes fail. An answer may take minutes, and
+what hangs shows in seconds: so a probe need not end, it has passed when it has run for `probe_s`.
 """
 
 from dataclasses import dataclass
@@ -18,11 +19,14 @@ class State(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class BreakerPolicy:
-    """`failures` in a row open it, for `open_s` at first and at most `open_most_s`."""
+    """`failures` in a row open it, for `open_s` at first and at most `open_most_s`. `probe_s` outlasts the silence that
+    counts as hung.
+    """
 
     failures: int = 3
     open_s: float = 2.0
     open_most_s: float = 30.0
+    probe_s: float = 2.0
 
 
 class Breaker:
@@ -35,17 +39,22 @@ class Breaker:
         self._open_s = policy.open_s
         self._until_s = 0.0
         self._probe: int | None = None
+        self._probe_since_s = 0.0
 
     def allows(self, now: float) -> bool:
-        """Whether a request may go there. An open breaker becomes half-open when its time is over."""
+        """Whether a request may go there. An open breaker becomes half-open when its time is over, and closes when its
+        probe has run for long enough; one more failure opens it again.
+        """
         if self.state is State.OPEN and now >= self._until_s:
             self.state, self._probe = State.HALF_OPEN, None
+        elif self._probe is not None and now - self._probe_since_s >= self._policy.probe_s:
+            self.state, self._probe = State.CLOSED, None
         return self.state is State.CLOSED or (self.state is State.HALF_OPEN and self._probe is None)
 
-    def granted(self, lease_id: int) -> None:
+    def granted(self, lease_id: int, now: float) -> None:
         """A request goes there; half-open, it is the probe."""
         if self.state is State.HALF_OPEN:
-            self._probe = lease_id
+            self._probe, self._probe_since_s = lease_id, now
 
     def failed(self, lease_id: int, now: float) -> None:
         """The worker failed this request. Late news of older requests does not lengthen an open time."""

@@ -11,7 +11,7 @@ from scheduler.absence import Absence, AbsencePolicy
 from scheduler.breaker import BreakerPolicy
 from scheduler.demand import class_name, size_of
 from scheduler.effects import Disconnected, Effect, Ended, Granted, Requeued
-from scheduler.fairness import Waiting
+from scheduler.fairness import Shape, Waiting
 from scheduler.fleet import Fleet
 from scheduler.leases import Adopt, Event, Failed, FailureKind, Finished, Lease, Open, Parked, Refused, State
 from scheduler.lines import Lines, QueueStat
@@ -127,7 +127,8 @@ class Dispatcher:
             waited_s=event.waited_s,
             emitted_tokens=event.emitted_tokens,
             attempt_floor=max(event.last_attempt, floor),
-            avoid=event.avoid,
+            shun=event.avoid,
+            adrift_s=now - event.waited_s if event.emitted_tokens else None,
         )
         self._remember(lease)
         self._enqueue(lease, now)
@@ -144,7 +145,7 @@ class Dispatcher:
             emitted_tokens=event.emitted_tokens,
             attempt=event.attempt,
             attempt_floor=floor,
-            avoid=event.avoid,
+            shun=event.avoid,
             state=State.GRANTED,
             worker_id=event.worker_id,
         )
@@ -181,7 +182,7 @@ class Dispatcher:
 
     def _failed(self, lease: Lease, event: Failed, now: float) -> list[Effect]:
         self.fleet.failed(lease, event, now)
-        lease.failed(event)
+        lease.failed(event, now)
         alone = event.kind is FailureKind.STEP_ERROR and not serving(lease.ask(), self.fleet.workers).any()
         if alone or lease.step_errors > 1 or lease.failures >= self._policies.most_failures:
             error = Internal(f"the request failed on {lease.failures} worker(s)", code="step_error")
@@ -191,6 +192,7 @@ class Dispatcher:
     def _parked(self, lease: Lease, event: Parked, now: float) -> list[Effect]:
         self.fleet.release(lease)
         lease.emitted(event.emitted_tokens)
+        lease.adrift_s = now
         lease.more_keys = event.more_block_keys
         return self._requeue(lease, "parked", now)
 
@@ -206,7 +208,12 @@ class Dispatcher:
     def _enqueue(self, lease: Lease, now: float) -> None:
         lease.state, lease.queued_s = State.QUEUED, now
         lease.waiting = self._policies.queue.waiting(
-            lease.id, lease.demand, lease.arrived_s, lease.emitted_tokens, lease.avoid
+            lease.id,
+            lease.demand,
+            lease.arrived_s,
+            lease.emitted_tokens,
+            Shape(lease.demand.pins, lease.avoid, lease.shun),
+            adrift=lease.adrift_s is not None,
         )
         lease.ahead = self._lines.line(lease.demand.pins.line).add(lease.waiting)
 
@@ -271,7 +278,11 @@ class Dispatcher:
         for waiting in self._lines:
             lease = self._leases[waiting.lease_id]
             kind = waiting.shape.pins, waiting.choices
-            error = hopeless.get(waiting.shape) or never_fits(lease.demand, limits[kind])
+            if lease.adrift_s is None:
+                vain = hopeless.get(waiting.shape)
+            else:
+                vain = self._absence.gone_for_good(waiting.shape, lease.adrift_s, now)
+            error = vain or never_fits(lease.demand, limits[kind])
             if error is not None:
                 causes.append((lease, error))
         return causes

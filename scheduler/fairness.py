@@ -17,10 +17,11 @@ Blocked = Callable[["Waiting"], bool]
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """Which workers a request may use at all."""
+    """Which workers a request may use at all, and which of them only if no other one is well."""
 
     pins: Pins
     avoid: frozenset[str] = frozenset()
+    shun: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -29,6 +30,7 @@ class Waiting:
 
     `due_s` = arrival + wait target of its size, so the least slack is the smallest. `overdue_s` = arrival + patience of
     its priority: from then on it may overtake. `shape`, the two sizes and `choices` say what room it needs.
+    `adrift` = an answer that a worker had and lost.
     """
 
     lease_id: int
@@ -43,6 +45,7 @@ class Waiting:
     span_tokens: int
     shape: Shape
     choices: int = 1
+    adrift: bool = False
 
     @property
     def slack_key(self) -> tuple[float, int]:

@@ -82,7 +82,7 @@ class Fleet:
         worker = self.workers.at(placement.slot)
         lease.granted(worker.hello, now)
         self._hold(lease, placement.uncached_tokens)
-        worker.breaker.granted(lease.id)
+        worker.breaker.granted(lease.id, now)
         if worker.breaker.state is not State.CLOSED:
             self.workers.refresh_breakers(now)
         self._remember_home(lease)
@@ -123,6 +123,8 @@ class Fleet:
     def failed(self, lease: Lease, event: Failed, now: float) -> None:
         """The worker broke under the lease, or the request did there."""
         worker = self.workers.get(lease.worker_id)
+        if worker is not None:
+            self.workers.set_failed(worker, now)
         if worker is not None and event.kind.of_worker:
             worker.breaker.failed(lease.id, now)
             self.workers.refresh_breakers(now)

@@ -127,7 +127,8 @@ class Lease:
     """`arrived_s` lies in the past by what was waited elsewhere; it never moves, so a requeued request keeps its age.
 
     `worker_id`, `domain`, `served_by` and `attempt` are of the last grant. New attempts are numbered above
-    `attempt_floor` too.
+    `attempt_floor` too. Workers to `avoid` cannot give the answer; those to `shun` broke under it and may
+    be well again. `adrift_s` = since when an answer that a worker had is without one.
     """
 
     id: int
@@ -142,7 +143,9 @@ class Lease:
     domain: str = ""
     served_by: Pins | None = None
     avoid: frozenset[str] = frozenset()
+    shun: frozenset[str] = frozenset()
     avoid_domains: frozenset[str] = frozenset()
+    adrift_s: float | None = None
     more_keys: tuple[bytes, ...] = ()
     queued_s: float = 0.0
     ahead: int = 0
@@ -170,6 +173,7 @@ class Lease:
             choices=self.demand.choices,
             keys=self.demand.block_keys + self.more_keys,
             avoid=self.avoid,
+            shun=self.shun,
             avoid_domains=self.avoid_domains,
             home=home,
         )
@@ -189,10 +193,14 @@ class Lease:
             pins = replace(self.demand.pins, model_digest=was.model_digest, precision=was.precision)
             self.demand = replace(self.demand, pins=pins)
 
-    def failed(self, event: Failed) -> None:
+    def failed(self, event: Failed, now: float) -> None:
         """Remember where not to try again."""
         self.emitted(event.emitted_tokens)
-        self.avoid |= {event.worker_id}
+        self.adrift_s = now
+        if event.kind is FailureKind.STEP_ERROR:
+            self.avoid |= {event.worker_id}
+        else:
+            self.shun |= {event.worker_id}
         self.failures += 1
         self.step_errors += event.kind is FailureKind.STEP_ERROR
         if event.kind.of_worker and self.domain:

@@ -7,6 +7,7 @@ after credit for the leading blocks that the worker holds. Workers within `tie_m
 own worker goes first among them, then the least loaded. Only workers with room are weighed: prefill ahead of it under
 `room_prefill_ms`, and uncommitted blocks (free + cached, less what running requests may still grow into) that cover
 prompt and expected output. A worker outside the fault domains in which the request failed is preferred to one inside.
+One that broke under it is tried again only where no other is well, `again_after_s` after the last such failure there.
 """
 
 from collections.abc import Sequence
@@ -35,6 +36,7 @@ class PlacementPolicy:
     look_ahead_sequences: int = 4
     tie_ms: float = 10.0
     stale_s: float = 3.0
+    again_after_s: float = 1.0
     default_prefill_tokens_per_s: float = 1_000.0
 
 
@@ -49,6 +51,7 @@ class Ask:
     choices: int = 1
     keys: Sequence[bytes] = ()
     avoid: frozenset[str] = frozenset()
+    shun: frozenset[str] = frozenset()
     avoid_domains: frozenset[str] = frozenset()
     home: str = ""
 
@@ -87,9 +90,22 @@ def usable(mask: Mask, workers: Registry, policy: PlacementPolicy, now: float) -
     return well
 
 
+def _able(ask: Ask, workers: Registry, policy: PlacementPolicy, now: float) -> Mask:
+    """Workers to be weighed for it once they have room: well, large enough, and not shunned if others are. [slot]"""
+    able = usable(serving(ask, workers), workers, policy, now) & _holds(ask, workers.rows)
+    if not ask.shun:
+        return able
+    others = able.copy()
+    others[workers.slots_of(ask.shun)] = False
+    if others.any():
+        return others
+    again: Mask = able & (now - workers.rows["failed_s"] >= policy.again_after_s)
+    return again
+
+
 def place(ask: Ask, workers: Registry, policy: PlacementPolicy, now: float, held: Mask) -> Placement | None:
     """The best worker with room, or None. `held` slots are kept free for somebody else."""
-    room = usable(serving(ask, workers), workers, policy, now) & _has_room(ask, workers, policy) & ~held
+    room = _able(ask, workers, policy, now) & _has_room(ask, workers, policy) & ~held
     outside = room & ~np.isin(workers.rows["domain"], workers.domains_of(ask.avoid_domains))
     room = outside if outside.any() else room
     slots = np.flatnonzero(room)
@@ -161,7 +177,6 @@ def _has_room(ask: Ask, workers: Registry, policy: PlacementPolicy) -> Mask:
     mask: Mask = (
         _takes_more(rows, policy)
         & (_ahead_ms(ask, rows, policy) < policy.room_prefill_ms)
-        & _holds(ask, rows)
         # One that needs more than the whole pool (many choices) runs when it has the pool to itself.
         & (uncommitted_blocks(rows) >= np.minimum(ask.blocks, rows["total_blocks"]))
     )
@@ -220,12 +235,10 @@ def _choose(
 
 def roomiest(ask: Ask, workers: Registry, policy: PlacementPolicy, now: float) -> int | None:
     """The worker on which a request that fits nowhere now is likeliest to fit next; None if none could ever."""
-    rows = workers.rows
-    able = usable(serving(ask, workers), workers, policy, now) & _holds(ask, rows)
-    slots = np.flatnonzero(able)
+    slots = np.flatnonzero(_able(ask, workers, policy, now))
     if not len(slots):
         return None
-    return int(slots[np.argmax(uncommitted_blocks(rows[slots]))])
+    return int(slots[np.argmax(uncommitted_blocks(workers.rows[slots]))])
 
 
 @dataclass(frozen=True, slots=True)

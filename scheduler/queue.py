@@ -17,7 +17,9 @@ a mountain of old batch work still leaves high priority its three quarters.
     Why: from the moment it is overdue every overtaking turn goes to it or to one of A. Between two such turns at most
     (1 / share - 1) times the work of the first passes in the ordinary order, and one request more in all.
 
-A requeued request keeps its arrival, hence its age. Whoever is most overdue and fits nowhere yet gets a worker held
+A requeued request keeps its arrival, hence its age. An answer that its worker lost has had its turn, and somebody reads
+it: it goes before all others of its priority, oldest first. Such are at most what ran when a worker broke, so they add
+their own work once to the wait of the others. Whoever is most overdue and fits nowhere yet gets a worker held
 for it (lines.py), so that smaller requests cannot keep the room it needs from ever coming together.
 """
 
@@ -28,7 +30,6 @@ from dataclasses import dataclass
 from scheduler.demand import Demand, Priority, size_of
 from scheduler.fairness import Blocked, Shape, TenantRing, Waiting
 
-ANY: frozenset[str] = frozenset()
 # How fast the mean time between grants follows: the last ten or so count.
 PACE = 0.1
 
@@ -47,9 +48,16 @@ class QueuePolicy:
     tenant_limit: int = 500
 
     def waiting(
-        self, lease_id: int, demand: Demand, arrived_s: float, emitted_tokens: int = 0, avoid: frozenset[str] = ANY
+        self,
+        lease_id: int,
+        demand: Demand,
+        arrived_s: float,
+        emitted_tokens: int = 0,
+        shape: Shape | None = None,
+        *,
+        adrift: bool = False,
     ) -> Waiting:
-        """A queue entry of the request, its class predicted from what is left to do."""
+        """A queue entry of the request, its class predicted from what is left to do. No `shape` = any such worker."""
         tokens = demand.cost(emitted_tokens)
         size = size_of(tokens, self.size_bounds)
         return Waiting(
@@ -63,8 +71,9 @@ class QueuePolicy:
             overdue_s=arrived_s + self.patience_s[demand.priority],
             blocks=demand.blocks(emitted_tokens),
             span_tokens=demand.span_tokens,
-            shape=Shape(demand.pins, avoid),
+            shape=shape or Shape(demand.pins),
             choices=demand.choices,
+            adrift=adrift,
         )
 
 
@@ -75,6 +84,7 @@ class Line:
         self._policy = policy
         self._rings = {priority: TenantRing(policy.quantum_tokens) for priority in Priority}
         self._by_age: list[Waiting] = []
+        self._adrift: list[Waiting] = []
         # Work that the ordinary order must still be given before the next overtaking turn.
         self._debt = 0.0
         self._interval_s = 0.0
@@ -99,6 +109,8 @@ class Line:
         ahead += self._rings[waiting.priority].ahead_of(waiting)
         self._rings[waiting.priority].add(waiting)
         insort(self._by_age, waiting, key=lambda w: w.age_key)
+        if waiting.adrift:
+            insort(self._adrift, waiting, key=_adrift_key)
         return ahead
 
     def remove(self, waiting: Waiting) -> None:
@@ -108,9 +120,16 @@ class Line:
 
     def pick(self, now: float, blocked: Blocked) -> Waiting | None:
         """Who is next, leaving out what is blocked. Changes nothing."""
-        return self._overtaking(now, blocked) or next(
-            (head for ring in self._rings.values() if (head := ring.head(blocked)) is not None), None
-        )
+        return self._overtaking(now, blocked) or self._in_turn(blocked)
+
+    def _in_turn(self, blocked: Blocked) -> Waiting | None:
+        adrift = next((waiting for waiting in self._adrift if not blocked(waiting)), None)
+        for priority, ring in self._rings.items():
+            if adrift is not None and adrift.priority is priority:
+                return adrift
+            if (head := ring.head(blocked)) is not None:
+                return head
+        return None
 
     def _overtaking(self, now: float, blocked: Blocked) -> Waiting | None:
         if self._debt > 0:
@@ -129,7 +148,8 @@ class Line:
             self._rings[waiting.priority].charge(waiting)
         else:
             self._debt = max(self._debt - waiting.cost, -waiting.cost)
-            self._rings[waiting.priority].take(waiting)
+            ring = self._rings[waiting.priority]
+            (ring.charge if waiting.adrift else ring.take)(waiting)
         interval_s = now - min(now, max(self._last_take_s, waiting.arrived_s))
         self._interval_s += PACE * (interval_s - self._interval_s)
         self._last_take_s = now
@@ -141,3 +161,9 @@ class Line:
 
     def _forget(self, waiting: Waiting) -> None:
         del self._by_age[bisect_left(self._by_age, waiting.age_key, key=lambda w: w.age_key)]
+        if waiting.adrift:
+            del self._adrift[bisect_left(self._adrift, _adrift_key(waiting), key=_adrift_key)]
+
+
+def _adrift_key(waiting: Waiting) -> tuple[Priority, float, int]:
+    return waiting.priority, waiting.arrived_s, waiting.lease_id

@@ -33,6 +33,7 @@ ROW = np.dtype(
         ("refuses", "?"),
         ("full", "?"),  # it refused; until its next report
         ("tripped", "?"),  # its breaker lets nothing through
+        ("failed_s", "f8"),  # when a request last failed there; -inf = never
         ("queued_prefill_tokens", "f8"),
         ("sequences", "i8"),
         ("prefilling_sequences", "i8"),
@@ -105,7 +106,7 @@ class Registry:
         worker = Worker(hello, connection, slot, Breaker(self._breaker), Strays(self._unclaimed_after_s))
         self._workers[hello.worker_id] = self._by_slot[slot] = worker
         row = self.rows[slot]
-        row["attached"], row["reported_s"] = True, now
+        row["attached"], row["reported_s"], row["failed_s"] = True, now, -np.inf
         row["kind"] = self._kinds.setdefault(hello.pins, len(self._kinds))
         row["domain"] = self._domains.setdefault(hello.fault_domain, len(self._domains))
         row["total_blocks"], row["max_sequences"] = hello.total_blocks, hello.max_sequences
@@ -166,6 +167,10 @@ class Registry:
     def set_full(self, worker: Worker) -> None:
         """It refused: no room until its next report."""
         self.rows[worker.slot]["full"] = True
+
+    def set_failed(self, worker: Worker, now: float) -> None:
+        """A request failed there."""
+        self.rows[worker.slot]["failed_s"] = now
 
     def refresh_breakers(self, now: float) -> None:
         """Show placement which breakers let nothing through."""

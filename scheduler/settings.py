@@ -50,6 +50,9 @@ class SchedulerSettings(ServiceSettings):
     settle_s: float = Field(3, ge=0, description="Seconds after the start in which workers may still be attaching.")
     no_worker_grace_s: float = Field(2, ge=0, description="Seconds a request waits for a worker that is not there.")
     unwell_grace_s: float = Field(15, ge=0, description="Seconds it waits while all its workers are there but unwell.")
+    restart_grace_s: float = Field(
+        30, ge=0, description="Seconds an answer that its worker lost waits for one, longer than a restart takes."
+    )
     no_worker_retry_s: float = Field(5, ge=1, description="What a caller is told when no worker came, seconds.")
 
     breaker_failures: int = Field(3, ge=1, description="Failures in a row that open a worker's breaker.")
@@ -83,7 +86,13 @@ class SchedulerSettings(ServiceSettings):
                 default_prefill_tokens_per_s=self.default_prefill_tokens_per_s,
             ),
             breaker=BreakerPolicy(self.breaker_failures, self.breaker_open_s, self.breaker_open_most_s),
-            absence=AbsencePolicy(self.settle_s, self.no_worker_grace_s, self.unwell_grace_s, self.no_worker_retry_s),
+            absence=AbsencePolicy(
+                settle_s=self.settle_s,
+                no_worker_grace_s=self.no_worker_grace_s,
+                unwell_grace_s=self.unwell_grace_s,
+                restart_grace_s=self.restart_grace_s,
+                retry_after_s=self.no_worker_retry_s,
+            ),
             unclaimed_after_s=self.unclaimed_after_s,
             most_failures=self.most_failures,
             sessions=self.sessions,

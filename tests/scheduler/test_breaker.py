@@ -25,7 +25,7 @@ def test_it_opens_after_failures_in_a_row_and_a_success_starts_the_count_again()
 def test_half_open_lets_one_probe_through_at_a_time() -> None:
     breaker = opened()
     assert breaker.allows(1)
-    breaker.granted(7)
+    breaker.granted(7, 1)
     assert not breaker.allows(1)
     breaker.left(7)
     assert breaker.allows(1)
@@ -34,16 +34,27 @@ def test_half_open_lets_one_probe_through_at_a_time() -> None:
 def test_a_probe_that_succeeds_closes_it() -> None:
     breaker = opened()
     breaker.allows(1)
-    breaker.granted(7)
+    breaker.granted(7, 1)
     breaker.succeeded(7)
     assert breaker.state is State.CLOSED
+
+
+def test_a_probe_that_runs_for_long_enough_closes_it_and_one_more_failure_opens_it() -> None:
+    breaker = opened()
+    breaker.allows(1)
+    breaker.granted(7, 1)
+    assert not breaker.allows(2.9)
+    assert breaker.allows(3)
+    assert breaker.state is State.CLOSED
+    breaker.failed(8, 3)
+    assert not breaker.allows(3.9)
 
 
 def test_each_probe_that_fails_doubles_the_open_time_up_to_its_limit() -> None:
     breaker, now = opened(), 1.0
     for open_s in (2, 3, 3):
         assert breaker.allows(now)
-        breaker.granted(7)
+        breaker.granted(7, 1)
         breaker.failed(7, now)
         assert not breaker.allows(now + open_s - 0.1)
         now += open_s

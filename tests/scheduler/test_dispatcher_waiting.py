@@ -8,7 +8,7 @@ from mesh.errors import InvalidRequest, Overloaded, Unavailable
 from scheduler.absence import AbsencePolicy
 from scheduler.demand import Pins
 from scheduler.effects import Granted
-from scheduler.leases import State
+from scheduler.leases import Refused, RefusedCause, State
 from scheduler.queue import QueuePolicy
 
 
@@ -32,7 +32,8 @@ def test_the_grace_begins_when_the_replica_has_settled(make) -> None:
 
 def test_a_request_that_avoids_or_pins_away_every_worker_ends_with_no_worker(bench) -> None:
     connection = bench.attach()
-    bench.open("avoids", opening={"avoid": frozenset({"w1"})})
+    lease, _ = bench.open("avoids")
+    bench.send(lease, Refused("w1", 1, RefusedCause.MISMATCH))
     bench.open("pinned", pins=Pins("tiny", tokenizer_digest=b"t", precision="int4"))
     bench.tick()
     bench.now = 2.5

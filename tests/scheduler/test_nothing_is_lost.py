@@ -23,7 +23,7 @@ class Mesh(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         queue = QueuePolicy(limit=12, batch_limit=6, tenant_limit=8, patience_s=(1, 2, 4))
-        absence = AbsencePolicy(settle_s=0, no_worker_grace_s=2, unwell_grace_s=5)
+        absence = AbsencePolicy(settle_s=0, no_worker_grace_s=2, unwell_grace_s=5, restart_grace_s=6)
         self.dispatcher = Dispatcher(Policies(queue=queue, absence=absence, most_failures=3), 0.0)
         self.now = 0.0
         self.numbers = itertools.count(1)
