@@ -4,8 +4,8 @@ One resume path (design §1.9): whatever ends an attempt early (the worker refus
 the lease is told, gives another grant, and the next attempt gets the prompt with the ids that each unfinished choice
 has. Sampling is a function of (seed, choice, position), so the client sees one unbroken stream.
 
-Nobody outlives their worker by more than seconds: silence is noticed by the worker's client, and a lease for which no
-other worker is left ends with a status, which becomes the answer's error.
+Nobody waits for ever: silence is noticed by the worker's client, and a lease for which no worker has come in time ends
+with a status, which becomes the answer's error.
 """
 
 import asyncio
@@ -179,6 +179,7 @@ class Answer:
         )
         if grant.attempt >= MAX_ATTEMPTS:
             raise Overloaded(f"no worker kept this request in {grant.attempt} attempts", retry_after_s=5)
+        waited_s = lease.queued_s
         with self._trace.child("shoal.acquire") as child:
             try:
                 if isinstance(trouble, WorkerRefused):
@@ -189,7 +190,7 @@ class Answer:
                     keys = await more_block_keys(self._request, self._mesh.catalogue, self._output)
                     again = await lease.parked(self._tally.emitted, keys)
             except Unavailable as error:
-                raise self._hopeless(trouble, error) from error
+                raise self._hopeless(trouble, error, lease.queued_s - waited_s) from error
             placed(child, again)
         return again
 
@@ -200,14 +201,14 @@ class Answer:
                 raise _step_error()
         return await lease.failed(failure.kind, str(failure), self._tally.emitted)
 
-    def _hopeless(self, trouble: Trouble, error: Unavailable) -> ShoalError:
-        """No other worker will have it: what the client is told."""
+    def _hopeless(self, trouble: Trouble, error: Unavailable, waited_s: float) -> ShoalError:
+        """No worker came for it: what the client is told."""
         if self._cut is not None or not isinstance(trouble, WorkerFailed):
             return error
         if trouble.kind is FailureKind.STEP_ERROR:
             return _step_error()
         return WorkerLost(
-            "the worker broke and no other one could go on with this answer",
+            f"the worker broke, and in {waited_s:.1f} s none came that could go on with this answer",
             code="worker_lost",
             retry_after_s=error.retry_after_s or 1,
         )

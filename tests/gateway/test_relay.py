@@ -1,6 +1,7 @@
 """The one resume path: whatever ends an attempt, the client sees one unbroken stream, or an error within seconds."""
 
 import asyncio
+import re
 import time
 
 import pytest
@@ -157,8 +158,57 @@ async def test_the_only_worker_lost_in_mid_stream_is_an_error_event_and_done(mes
     assert time.monotonic() - began < 3
     assert TEXT.startswith(stream.text())
     assert stream.error["code"] == "worker_lost"
+    assert re.search(r"in 0\.\d s none came", stream.error["message"])
     assert stream.done
     await eventually(lambda: not mesh.scheduler.leases)
+
+
+@pytest.fixture
+def breaks_and_leaves_nobody(mesh, play, answer):
+    """Three tokens, then the worker breaks, and the scheduler has none to give until its gate is opened."""
+
+    async def breaks(worker, request, context):
+        mesh.scheduler.open_gate.clear()
+        async for response in play.first(4, play.says(answer), play.resets)(worker, request, context):
+            yield response
+
+    return breaks
+
+
+async def test_an_answer_that_waits_for_a_worker_goes_on_when_one_comes(
+    mesh, play, answer, ask, eventually, breaks_and_leaves_nobody
+):
+    mesh.worker.scripts = [breaks_and_leaves_nobody]
+    asking = asyncio.create_task(ask(stream=True, stream_options={"include_usage": True}))
+    await eventually(lambda: mesh.scheduler.of_kind("failed"))
+    later = await mesh.add_worker(play.says(answer))
+    mesh.scheduler.open_gate.set()
+    stream = await asking
+    assert (stream.text(), stream.reason(), stream.error) == (TEXT, "stop", None)
+    assert stream.usage["completion_tokens"] == len(answer)
+    assert list(later.requests[0].choices[0].emitted_ids) == answer[:3]
+
+
+async def test_an_answer_that_waits_for_a_worker_ends_with_its_deadline(
+    mesh, ask, eventually, breaks_and_leaves_nobody
+):
+    hasty = await mesh.start_gateway(request_timeout_s=1)
+    await eventually(lambda: not hasty.missing)
+    mesh.worker.scripts = [breaks_and_leaves_nobody]
+    stream = await ask(gateway=hasty, stream=True)
+    assert stream.error["type"] == "timeout_error"
+    assert stream.done
+    await eventually(lambda: not mesh.scheduler.leases)
+
+
+async def test_a_client_that_hangs_up_while_its_answer_waits_for_a_worker_leaves_no_lease(
+    mesh, ask, eventually, breaks_and_leaves_nobody
+):
+    mesh.worker.scripts = [breaks_and_leaves_nobody]
+    asking = asyncio.create_task(ask(stream=True))
+    await eventually(lambda: mesh.scheduler.of_kind("failed"))
+    asking.cancel()
+    await eventually(lambda: not mesh.scheduler.leases, timeout_s=2)
 
 
 @pytest.mark.parametrize("stream", [True, False])
