@@ -85,12 +85,12 @@ class Server:
         in_flight: InFlight | None = None,
         options: ChannelOptions = (),
     ) -> None:
-        """`options` are added to those that all servers share."""
+        """`options` come before those that all servers share: of two with one name gRPC takes the first."""
         self.in_flight = in_flight or InFlight()
         self._names = tuple(services)
         self._health = health.aio.HealthServicer()
         self._server = grpc.aio.server(
-            interceptors=[*interceptors, RefuseMalformed()], options=(*server_options(), *options)
+            interceptors=[*interceptors, RefuseMalformed()], options=(*options, *server_options())
         )
         for add in services.values():
             add(self._server)

@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing, asynccontextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 import grpc
 
@@ -12,21 +12,31 @@ from gateway.grpc.messages import asked_to_chat, asked_to_generate, response_of
 from gateway.request import Asked
 from gateway.tenants import Tenant
 from gateway.tracing import RequestTrace, current_span, describe
-from mesh.errors import InvalidRequest, ShoalError, errors_as_status, kind_of
+from mesh.errors import InvalidRequest, PayloadTooLarge, ShoalError, errors_as_status, kind_of
+from shoal.channel import MAX_MESSAGE_BYTES, ChannelOptions
 from shoal.gateway.v1 import gateway_pb2, gateway_pb2_grpc
 
 SERVICE = "shoal.gateway.v1.InferenceService"
 Context = grpc.aio.ServicerContext[Any, Any]
+Message = TypeVar("Message", gateway_pb2.GenerateRequest, gateway_pb2.ChatRequest, gateway_pb2.CountTokensRequest)
+
+
+def receiving(most_bytes: int) -> ChannelOptions:
+    """Of a server whose largest request has `most_bytes`: it takes some more, which the service refuses by its code.
+    What is larger still gRPC refuses, without details.
+    """
+    return (("grpc.max_receive_message_length", most_bytes + MAX_MESSAGE_BYTES),)
 
 
 class InferenceService(gateway_pb2_grpc.InferenceServiceServicer):
     """The public gRPC API over the same core as the HTTP one. A client that reads nothing for `write_timeout_s` while
-    its window is full is cut off.
+    its window is full is cut off. `most_bytes` is the largest request (0: whatever the server takes).
     """
 
-    def __init__(self, core: Core, write_timeout_s: float) -> None:
+    def __init__(self, core: Core, write_timeout_s: float, most_bytes: int = 0) -> None:
         self._core = core
         self._write_timeout_s = write_timeout_s
+        self._most_bytes = most_bytes
 
     def add_to(self, server: grpc.aio.Server) -> None:
         gateway_pb2_grpc.add_InferenceServiceServicer_to_server(self, server)
@@ -36,7 +46,7 @@ class InferenceService(gateway_pb2_grpc.InferenceServiceServicer):
     ) -> AsyncIterator[gateway_pb2.GenerateResponse]:
         async with (
             self._call("grpc_generate", context) as (tenant, trace),
-            aclosing(self._answer(asked_to_generate(request), tenant, trace, context)) as responses,
+            aclosing(self._answer(asked_to_generate(self._fitting(request)), tenant, trace, context)) as responses,
         ):
             async for response in _until_unread(responses, self._write_timeout_s):
                 yield response
@@ -46,7 +56,7 @@ class InferenceService(gateway_pb2_grpc.InferenceServiceServicer):
     ) -> AsyncIterator[gateway_pb2.GenerateResponse]:
         async with (
             self._call("grpc_chat", context) as (tenant, trace),
-            aclosing(self._answer(asked_to_chat(request), tenant, trace, context)) as responses,
+            aclosing(self._answer(asked_to_chat(self._fitting(request)), tenant, trace, context)) as responses,
         ):
             async for response in _until_unread(responses, self._write_timeout_s):
                 yield response
@@ -56,7 +66,7 @@ class InferenceService(gateway_pb2_grpc.InferenceServiceServicer):
     ) -> gateway_pb2.CountTokensResponse:
         async with errors_as_status(context), self._core.admitted():
             self._tenant(context)
-            asked = _asked(request)
+            asked = _asked(self._fitting(request))
             prompt_tokens = await self._core.validator.count(asked, context.time_remaining())
         context_tokens = self._core.catalogue.context_tokens(asked.model)
         return gateway_pb2.CountTokensResponse(prompt_tokens=prompt_tokens, context_tokens=context_tokens)
@@ -78,6 +88,12 @@ class InferenceService(gateway_pb2_grpc.InferenceServiceServicer):
                 for _, view in sorted(views.items())
             ]
         )
+
+    def _fitting(self, request: Message) -> Message:
+        """The same. Raises PayloadTooLarge."""
+        if self._most_bytes and request.ByteSize() > self._most_bytes:
+            raise PayloadTooLarge(f"the request is larger than {self._most_bytes} bytes")
+        return request
 
     def _tenant(self, context: Context) -> Tenant:
         metadata = {key: value for key, value in context.invocation_metadata() or ()}

@@ -61,7 +61,7 @@ async def read_body(scope: Scope, receive: Receive, most_bytes: int, timeout_s: 
 
 
 def _too_large(most_bytes: int) -> PayloadTooLarge:
-    return PayloadTooLarge(f"the body is larger than {most_bytes} bytes")
+    return PayloadTooLarge(f"the request is larger than {most_bytes} bytes")
 
 
 class Reply:
