@@ -1,59 +1,128 @@
 """The process in which grammars are compiled: `python -m gpu_worker.engine.grammar_process`, started by the engine's.
 
-A grammar from a client may take for ever or all memory to compile, or bring the compiler down. Here that ends this
-process and nothing else: an alarm kills it when a grammar's time is over, even inside native code, and a limit stops
-its memory. It yields the cores to the engine, so the limit is of processor time; by the clock it is WAITING times that.
-What it has compiled is tried before it is handed on, so that the engine meets no surprise in a step.
+A grammar from a client may take for ever or all memory to compile, or bring the compiler down. So this process, which
+has read the vocabulary and runs no threads, only forks: each text gets a child, warm from its first moment, and that
+child ends with it. Alarms kill the child when its time is over, even inside native code; a limit stops its memory;
+and it is killed when nobody wants its answer any more. Children yield the cores to the engine, so the first limit is
+of processor time; by the clock it is WAITING times that.
 """
 
 import os
-import random
 import resource
 import signal
 import sys
-import time
-from multiprocessing.connection import Connection
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection, wait
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import NamedTuple
 
 import msgspec
-import numpy as np
-import torch
 
-from gpu_worker.engine.vocabulary import tokenizer_info
-from mesh.sampling import Structure
+from gpu_worker.engine.grammar_line import PLACES, Line
+from gpu_worker.engine.grammar_workshop import Job, Setup, Workshop, too_much
 
-if TYPE_CHECKING:
-    import xgrammar
-
-MOST_DATA_BYTES = 3 << 30
-MOST_COMPILED_BYTES = 64 << 20
-MOST_WHITESPACE = 64  # between two parts of JSON: indentation, but not for ever
-TRIED_TOKENS = 64
-SLOWEST_TRIED_S = 0.1
+MOST_DATA_BYTES = 3 << 29  # of one child
 YIELDING = 5  # added to its niceness
-WAITING = 4.0
+WAITING = 2.0
+OOM_SCORE = Path("/proc/self/oom_score_adj")
+
+_encode = msgspec.msgpack.encode
 
 
-class Setup(msgspec.Struct, frozen=True):
-    """The first message: whose tokens, and how long one grammar may take."""
+class Drop(msgspec.Struct, frozen=True, tag=True):
+    """Nobody wants that job's answer any more; there will be none."""
 
-    tokenizer: str
-    vocab_size: int
-    end_ids: list[int]
-    limit_s: float  # of processor time
+    number: int
 
 
-class Job(msgspec.Struct, frozen=True):
-    structure: Structure
-    text: str
+class _Child(NamedTuple):
+    pid: int
+    job: Job
+    place: int
 
 
-class Compiled(msgspec.Struct, frozen=True):
-    """`error` says why there is none, for the client."""
+class Parent:
+    """Forks, listens to its children and to the engine, and does nothing that takes time."""
 
-    serialized: str = ""
-    error: str = ""
+    def __init__(self, port: Connection, workshop: Workshop, limit_s: float) -> None:
+        self._port = port
+        self._workshop = workshop
+        self._limit_s = limit_s
+        self._line = Line()
+        self._children: dict[Connection, _Child] = {}
+
+    def serve(self) -> None:
+        """Until the engine is gone: EOFError or OSError."""
+        try:
+            while True:
+                for source in wait([self._port, *self._children]):
+                    if source is self._port:
+                        self._obey(self._port.recv_bytes())
+                    elif source in self._children:
+                        self._port.send_bytes(self._answer(source))
+                self._fork()
+        finally:
+            for pipe in list(self._children):
+                self._end(pipe)
+
+    def _obey(self, message: bytes) -> None:
+        order = msgspec.msgpack.decode(message, type=Job | Drop)
+        if isinstance(order, Job):
+            self._line.add(order)
+            return
+        self._line.drop(order.number)
+        for pipe in [pipe for pipe, child in self._children.items() if child.job.number == order.number]:
+            self._end(pipe)
+
+    def _fork(self) -> None:
+        taken = {child.place for child in self._children.values()}
+        for place in PLACES:
+            if place not in taken and (job := self._line.next(place)) is not None:
+                self._compile(job, place)
+
+    def _compile(self, job: Job, place: int) -> None:
+        ours, theirs = Pipe(duplex=False)
+        pid = os.fork()
+        if not pid:
+            self._port.close()
+            _live(self._workshop, job, self._limit_s, theirs)
+        theirs.close()
+        self._children[ours] = _Child(pid, job, place)
+
+    def _answer(self, pipe: Connection) -> bytes:
+        """What a child says, or its death means."""
+        job = self._children[pipe].job
+        try:
+            return pipe.recv_bytes()
+        except (EOFError, OSError):
+            return _encode(too_much(job, "time or memory to compile"))
+        finally:
+            self._end(pipe)
+
+    def _end(self, pipe: Connection) -> None:
+        pid = self._children.pop(pipe).pid
+        pipe.close()
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+
+
+def _live(workshop: Workshop, job: Job, limit_s: float, answers: Connection) -> None:
+    """The whole life of a child. Never returns."""
+    try:
+        OOM_SCORE.write_text("1000")  # where memory runs out all the same, this process goes first
+        resource.setrlimit(resource.RLIMIT_DATA, (MOST_DATA_BYTES, MOST_DATA_BYTES))
+        _limit(limit_s)
+        compiled = workshop.compiled(job)
+        _limit(0)
+        answers.send_bytes(_encode(compiled))
+    finally:
+        os._exit(0)
+
+
+def _limit(seconds: float) -> None:
+    """This process ends when the time is over; 0 = never."""
+    signal.setitimer(signal.ITIMER_PROF, seconds)
+    signal.setitimer(signal.ITIMER_REAL, seconds * WAITING)
 
 
 def main(fd: int) -> None:
@@ -67,77 +136,10 @@ def main(fd: int) -> None:
         try:
             setup = msgspec.msgpack.decode(port.recv_bytes(), type=Setup)
             workshop = Workshop(setup)
-            resource.setrlimit(resource.RLIMIT_DATA, (MOST_DATA_BYTES, MOST_DATA_BYTES))
             port.send_bytes(b"")
-            while True:
-                job = msgspec.msgpack.decode(port.recv_bytes(), type=Job)
-                _limit(setup.limit_s)
-                port.send_bytes(msgspec.msgpack.encode(workshop.compiled(job)))
-                _limit(0)
+            Parent(port, workshop, setup.limit_s).serve()
         except (EOFError, OSError):
             return
-
-
-def _limit(seconds: float) -> None:
-    """This process ends when the time is over; 0 = never."""
-    signal.setitimer(signal.ITIMER_PROF, seconds)
-    signal.setitimer(signal.ITIMER_REAL, seconds * WAITING)
-
-
-class Workshop:
-    """Compiles for one vocabulary."""
-
-    def __init__(self, setup: Setup) -> None:
-        import xgrammar
-
-        info = tokenizer_info(Path(setup.tokenizer), setup.vocab_size, setup.end_ids)
-        self._compiler = xgrammar.GrammarCompiler(info, max_threads=1, cache_enabled=False)
-        self._vocab_size = setup.vocab_size
-
-    def compiled(self, job: Job) -> Compiled:
-        try:
-            grammar = self._compile(job)
-        except (RuntimeError, ValueError, MemoryError) as error:
-            return Compiled(error=_plain(error))
-        if grammar.memory_size_bytes > MOST_COMPILED_BYTES:
-            return Compiled(error="it is too large when compiled")
-        wrong = self._tried(grammar)
-        return Compiled(error=wrong) if wrong else Compiled(serialized=grammar.serialize_json())
-
-    def _compile(self, job: Job) -> "xgrammar.CompiledGrammar":
-        match job.structure:
-            case "json_schema":
-                return self._compiler.compile_json_schema(job.text, max_whitespace_cnt=MOST_WHITESPACE)
-            case "regex":
-                return self._compiler.compile_regex(job.text)
-            case "grammar":
-                return self._compiler.compile_grammar(job.text)
-
-    def _tried(self, grammar: "xgrammar.CompiledGrammar") -> str:
-        """Follow it along a random way. What is wrong with it: nothing satisfies it, or its masks are slow."""
-        import xgrammar
-
-        matcher, chance = xgrammar.GrammarMatcher(grammar), random.Random(0)
-        bits = torch.zeros(1, -(-self._vocab_size // 32), dtype=torch.int32)
-        for _ in range(TRIED_TOKENS):
-            began_s = time.thread_time()
-            matcher.fill_next_token_bitmask(bits)
-            allowed = np.flatnonzero(np.unpackbits(bits.numpy().view(np.uint8), bitorder="little"))
-            if not len(allowed):
-                return "nothing satisfies it"
-            if not matcher.accept_token(int(chance.choice(allowed))) or matcher.is_terminated():
-                break
-            if time.thread_time() - began_s > SLOWEST_TRIED_S:
-                return "it takes too long per token"
-        return ""
-
-
-def _plain(error: Exception) -> str:
-    """The compiler's words without the place in its source, and not whatever length of the client's own text."""
-    text = str(error).strip().partition("\n")[0]
-    if text.startswith("["):
-        text = text.partition(": ")[2] or text
-    return text[:300] or type(error).__name__
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ import torch
 import xgrammar
 
 from gpu_worker.engine.grammar import Grammar
-from gpu_worker.engine.grammar_process import Job, Setup, Workshop
+from gpu_worker.engine.grammar_workshop import Job, Setup, Workshop
 from gpu_worker.engine.rows import Row
 from gpu_worker.engine.sampler import sample
 from gpu_worker.engine.vocabulary import tokenizer_info
@@ -28,7 +28,7 @@ def grammar_of(tmp_path_factory):
     info = tokenizer_info(folder.tokenizer, VOCAB, [EOS])
 
     def grammar(structure: str, text: str) -> Grammar:
-        compiled = workshop.compiled(Job(structure, text))
+        compiled = workshop.compiled(Job(0, structure, text))
         assert not compiled.error
         return Grammar(xgrammar.CompiledGrammar.deserialize_json(compiled.serialized, info), VOCAB)
 
