@@ -16,6 +16,7 @@
 | `priority` | high, normal or batch, not above the tenant's |
 | `session_id`, client request id | at most 128 characters |
 | sampling | mesh/sampling.py; a seed is drawn if none is given |
+| `json_schema` | gateway/schemas.py; the worker refuses what it cannot compile |
 """
 
 import asyncio
@@ -32,6 +33,7 @@ from gateway.prompt.messages import normalise, normalise_tools
 from gateway.prompt.offload import Offload
 from gateway.prompt.text_model import TextModel
 from gateway.request import Asked, Request, Route, mint_id
+from gateway.schemas import check_schema
 from gateway.tenants import PRIORITIES, Tenant
 from mesh.errors import DeadlineExceeded, InvalidRequest, PermissionDenied
 from mesh.sampling import Sampling
@@ -65,6 +67,8 @@ class Validator:
         _check_priority(asked.priority, tenant)
         sampling = replace(asked.sampling, max_tokens=self._most(asked))
         sampling.check(model.vocab_size)
+        if sampling.json_schema is not None:
+            check_schema(sampling.json_schema)
         deadline = arrived + self._left_s(timeout_s)
         prompt_ids = await self._prompt_ids(asked, deadline)
         return Request(

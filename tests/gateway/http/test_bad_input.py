@@ -80,6 +80,8 @@ FIELDS = [
     (CHAT, {"response_format": {"type": "json_schema", "json_schema": {"name": "x"}}}, "response_format.json_schema"),
     (CHAT, {"response_format": schema_of([1])}, "response_format.json_schema.schema"),
     (CHAT, {"response_format": schema_of("{")}, "response_format.json_schema.schema"),
+    (CHAT, {"response_format": schema_of({"type": "string", "const": 5})}, "response_format.json_schema.schema"),
+    (TEXT, {"structured_outputs": {"json": {"$ref": "http://127.0.0.1:1/x"}}}, "structured_outputs.json"),
     (CHAT, {"response_format": schema_of({"items": DEEP})}, "response_format.json_schema.schema"),
     (CHAT, {"response_format": schema_of({"const": "x" * 70_000})}, "response_format.json_schema.schema"),
     (CHAT, {"response_format": {"type": "json_object"}, "ignore_eos": True}, "ignore_eos"),
