@@ -3,14 +3,13 @@
 from gpu_worker.engine.grammar_workshop import Job
 
 SHORT_CHARACTERS = 4096
-# What may be compiled at once. The first place takes short texts only, so that long ones never hold them up.
-SHORT_ONLY = 0
-PLACES = (SHORT_ONLY, 1, 2)
+# What may be compiled at once. One place is kept for short texts, so that long ones never hold them up.
+SHORT_ONLY, SHORTEST, OLDEST = PLACES = range(3)
 
 
 class Line:
-    """Texts that wait. The place for short ones takes the shortest, the others whichever has waited longest: a cheap
-    text passes expensive ones, and none waits for ever.
+    """Texts that wait. Most places take the shortest, so that a cheap text passes expensive ones; one takes what has
+    waited longest, so that none waits for ever.
     """
 
     def __init__(self) -> None:
@@ -26,6 +25,8 @@ class Line:
     def next(self, place: int) -> Job | None:
         """What `place`, which is free, takes out of the line."""
         jobs = list(self._waiting.values())
-        if place == SHORT_ONLY:
-            jobs = sorted((job for job in jobs if len(job.text) <= SHORT_CHARACTERS), key=lambda job: len(job.text))
-        return self._waiting.pop(jobs[0].number) if jobs else None
+        if place != OLDEST:
+            jobs.sort(key=lambda job: len(job.text))
+        if not jobs or (place == SHORT_ONLY and len(jobs[0].text) > SHORT_CHARACTERS):
+            return None
+        return self._waiting.pop(jobs[0].number)

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpu_worker.engine.grammar_line import PLACES, SHORT_CHARACTERS, SHORT_ONLY, Line
+from gpu_worker.engine.grammar_line import OLDEST, PLACES, SHORT_CHARACTERS, SHORT_ONLY, SHORTEST, Line
 from gpu_worker.engine.grammar_workshop import Job
 
 
@@ -24,9 +24,14 @@ def test_the_place_for_short_texts_takes_the_shortest_and_no_long_one():
     assert [taken(line, SHORT_ONLY) for _ in range(4)] == [2, 1, 3, None]
 
 
-def test_every_other_place_takes_what_has_waited_longest():
+def test_another_place_takes_the_shortest_of_any_length():
+    line = line_of(2 * SHORT_CHARACTERS, SHORT_CHARACTERS + 1, 3)
+    assert [taken(line, SHORTEST) for _ in range(4)] == [2, 1, 0, None]
+
+
+def test_the_last_place_takes_what_has_waited_longest():
     line = line_of(50, SHORT_CHARACTERS + 1, 3)
-    assert [taken(line, PLACES[-1]) for _ in range(4)] == [0, 1, 2, None]
+    assert [taken(line, OLDEST) for _ in range(4)] == [0, 1, 2, None]
 
 
 def test_what_is_dropped_is_not_taken():
@@ -39,7 +44,7 @@ def test_what_is_dropped_is_not_taken():
 @given(st.lists(st.integers(1, 2 * SHORT_CHARACTERS), min_size=1), st.lists(st.sampled_from(PLACES)))
 def test_each_text_is_taken_once(lengths, places):
     line = line_of(*lengths)
-    numbers = [taken(line, place) for place in places + [PLACES[-1]] * len(lengths)]
+    numbers = [taken(line, place) for place in places + [OLDEST] * len(lengths)]
     assert sorted(number for number in numbers if number is not None) == list(range(len(lengths)))
 
 
@@ -48,5 +53,5 @@ def test_a_long_text_waits_for_no_more_than_those_before_it_however_many_short_o
     line = line_of(*[SHORT_CHARACTERS + 1] * (before + 1))
     for number in range(before + 1):
         line.add(Job(100 + number, "regex", "x"))
-        taken(line, SHORT_ONLY)
-        assert taken(line, PLACES[-1]) == number
+        taken(line, SHORTEST)
+        assert taken(line, OLDEST) == number
