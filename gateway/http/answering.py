@@ -30,14 +30,12 @@ AnyBody = ChatBody | CompletionBody
 
 @dataclass(frozen=True, slots=True)
 class HttpLimits:
-    """See GatewaySettings. `body_timeout_s` counts for a request's headers, too. No `max_connections`: as many as
-    gateway/http/server.py derives.
-    """
+    """See GatewaySettings."""
 
     max_body_bytes: int
     body_timeout_s: float
     sse_commit_s: float
-    max_connections: int = 0
+    max_connections: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,9 +92,9 @@ class _Exchange:
                 raw = await read_body(scope, receive, self._limits.max_body_bytes, self._limits.body_timeout_s)
                 body = parse(self._endpoint.decoder, raw)
                 asked = body.asked(headers.get(REQUEST_ID_HEADER, ""))
-                commit_s = self._limits.sse_commit_s if body.streamed else None
+                silence_s = self._limits.sse_commit_s if body.streamed else None
                 work = partial(self._answer, body, asked, tenant)
-                await until_gone(Watch(receive, self._reply), commit_s, work)
+                await until_gone(Watch(receive, self._reply), silence_s, work)
         except BodyLate as late:
             self.outcome = "408"
             await self._reply.whole(408, plain_error(str(late), "request_timeout"), [(b"connection", b"close")])

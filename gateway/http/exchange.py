@@ -20,7 +20,8 @@ _SSE: Headers = [
 ]
 DONE = b"data: [DONE]\n\n"
 # A comment, which clients skip: shows proxies that the stream lives.
-WAITING = b": waiting for the first token\n\n"
+WAITING = b": waiting\n\n"
+LEAST_SILENCE_S = 1.0
 
 
 class ClientGone(Exception):
@@ -71,7 +72,9 @@ class Reply:
         self.committed = False
         self.complete = False
         self.headers: Headers = []
+        self.sends = 0  # parts of the body that were begun
         self._send = send
+        self._one = asyncio.Lock()  # a sign of life may meet the stream's own parts
 
     async def whole(self, status: int, body: bytes, headers: Headers | None = None) -> None:
         """An answer in one piece."""
@@ -89,41 +92,55 @@ class Reply:
         else:
             await self.whole(status_of(error), body, error_headers(error))
 
-    async def commit(self, first: bytes = b"") -> None:
-        """Send the stream's status and `first`, if not yet done."""
+    async def commit(self) -> None:
+        """Send the stream's status, if not yet done."""
         if self.committed:
             return
         self.committed = True
         await self._send({"type": "http.response.start", "status": 200, "headers": [*_SSE, *self.headers]})
-        if first:
-            await self.write(first)
 
     async def write(self, data: bytes) -> None:
         """More of the stream. Waits while the client reads more slowly than we write."""
-        await self._send({"type": "http.response.body", "body": data, "more_body": True})
+        self.sends += 1
+        async with self._one:
+            await self._send({"type": "http.response.body", "body": data, "more_body": True})
 
     async def last(self, data: bytes) -> None:
         """The end of the stream."""
         self.complete = True
-        await self._send({"type": "http.response.body", "body": data})
+        async with self._one:
+            await self._send({"type": "http.response.body", "body": data})
+
+    async def sign_of_life(self) -> None:
+        """A comment, and the status before it."""
+        await self.commit()
+        if not self.complete:
+            await self.write(WAITING)
 
 
 class Watch:
-    """Sees the hang-up while the answer is made, and commits a stream's status if its first result is late."""
+    """Sees the hang-up while the answer is made, and gives signs of life in a stream that says nothing."""
 
     def __init__(self, receive: Receive, reply: Reply) -> None:
         self._receive = receive
         self._reply = reply
 
-    async def hangup(self, commit_s: float | None) -> None:
-        """Raises ClientGone when the client hangs up before the answer is complete; else ends with the connection."""
-        if commit_s is not None:
+    async def hangup(self, silence_s: float | None) -> None:
+        """Raises ClientGone when the client hangs up before the answer is complete; else ends with the connection.
+
+        A sign of life follows each `silence_s` without a part of the answer, LEAST_SILENCE_S after another; None = none.
+        """
+        here = True
+        while here:
+            sent = self._reply.sends
             try:
-                async with asyncio.timeout(commit_s):
+                async with asyncio.timeout(silence_s):
                     await self._gone()
+                here = False
             except TimeoutError:
-                await self._reply.commit(WAITING)
-        await self._gone()
+                silence_s = max(silence_s or 0.0, LEAST_SILENCE_S)
+                if self._reply.sends == sent:
+                    await self._reply.sign_of_life()
         if not self._reply.complete:
             raise ClientGone
 
@@ -132,12 +149,12 @@ class Watch:
             pass
 
 
-async def until_gone(watch: Watch, commit_s: float | None, work: Callable[[], Awaitable[Any]]) -> bool:
+async def until_gone(watch: Watch, silence_s: float | None, work: Callable[[], Awaitable[Any]]) -> bool:
     """Run `work` until it ends or the client hangs up, which cancels it. False if the client went."""
     here = True
     try:
         async with asyncio.TaskGroup() as group:
-            watching = group.create_task(watch.hangup(commit_s))
+            watching = group.create_task(watch.hangup(silence_s))
             await work()
             watching.cancel()
     except* ClientGone:

@@ -209,14 +209,23 @@ async def test_a_client_that_does_not_read_holds_up_a_stop_no_longer_than_the_cu
 
 
 async def test_a_late_first_result_commits_the_stream_and_fails_in_band(mesh, play, ask):
-    eager = await mesh.start_gateway(sse_commit_s=0.2, request_timeout_s=0.8)
+    eager = await mesh.start_gateway(sse_commit_s=0.2, request_timeout_s=2.0)
     mesh.worker.scripts = [play.progresses]
     began = time.monotonic()
     stream = await ask(gateway=eager, stream=True)
-    assert (stream.status, stream.lines[0]) == (200, ": waiting for the first token")
+    assert (stream.status, stream.lines[0], stream.lines.count(": waiting")) == (200, ": waiting", 2)
     assert stream.error["type"] == "timeout_error"
     assert stream.done
-    assert time.monotonic() - began < 3
+    assert time.monotonic() - began < 4
+
+
+async def test_a_stream_that_falls_silent_gives_signs_of_life(mesh, play, ids_of, ask):
+    eager = await mesh.start_gateway(sse_commit_s=0.5, request_timeout_s=3.0)
+    mesh.worker.scripts = [play.first(3, play.says(ids_of("one two three")), play.progresses)]
+    stream = await ask(gateway=eager, stream=True)
+    assert stream.text()
+    assert ": waiting" in stream.lines[1:]
+    assert stream.done
 
 
 async def test_more_requests_than_may_be_in_flight_get_a_503(mesh, play, ask, eventually):
