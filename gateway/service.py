@@ -14,7 +14,7 @@ from pathlib import Path
 from gateway.booking import Books
 from gateway.catalogue import Catalogue
 from gateway.core import Core
-from gateway.grpc.service import SERVICE, InferenceService
+from gateway.grpc.service import SERVICE, InferenceService, receiving
 from gateway.http.answering import HttpLimits
 from gateway.http.app import build_app
 from gateway.http.server import HttpServer
@@ -116,9 +116,12 @@ async def _doors(
     settings: GatewaySettings, telemetry: Telemetry, core: Core, tls: Tls | None
 ) -> AsyncIterator[tuple[Server, Gateway]]:
     """Both servers, listening."""
-    service = InferenceService(core, settings.client_write_timeout_s)
-    server = Server({SERVICE: service.add_to}, telemetry.server_interceptors(), core.in_flight)
-    limits = HttpLimits(settings.max_body_bytes, settings.body_timeout_s, settings.sse_commit_s)
+    most_bytes = settings.max_body_bytes
+    service = InferenceService(core, settings.client_write_timeout_s, most_bytes)
+    server = Server(
+        {SERVICE: service.add_to}, telemetry.server_interceptors(), core.in_flight, options=receiving(most_bytes)
+    )
+    limits = HttpLimits(most_bytes, settings.body_timeout_s, settings.sse_commit_s, settings.max_connections)
     asked = settings.client_certs == "required"
     http = HttpServer(
         build_app(core, limits),

@@ -40,13 +40,19 @@ class GatewaySettings(ModelSettings):
     no_scheduler_s: float = Field(
         2.0, ge=0, description="Seconds that a new request waits for a scheduler when none answers, before its 503."
     )
-    max_body_bytes: int = Field(8 * 1024 * 1024, ge=1024, description="Largest HTTP body; more is a 413.")
+    max_body_bytes: int = Field(8 * 1024 * 1024, ge=1024, description="Largest request; more is a 413.")
     body_timeout_s: float = Field(
         30.0, gt=0, description="Seconds that a client may take to send a request's headers, and as many for its body."
     )
     max_choices: int = Field(16, ge=1, le=16, description="Largest `n`.")
     max_in_flight: int = Field(
         1024, ge=1, description="Requests that this process works on at once; more get a 503 with Retry-After."
+    )
+    max_connections: int = Field(
+        0,
+        ge=0,
+        description="Most HTTP connections at once; the longest idle gives way, else a new one gets a 503."
+        " 0 = half of the file descriptors, 8192 at most.",
     )
     client_write_timeout_s: float = Field(
         30.0, gt=0, description="Seconds without progress after which a client that does not read is cut off."

@@ -184,8 +184,10 @@ def _check_ids(ids: Sequence[Any], vocab_size: int, context_tokens: int) -> None
     if not all(isinstance(token, int) for token in ids):
         raise InvalidRequest("prompt must be one text or one list of token ids", field="prompt")
     if min(ids) < 0 or max(ids) >= vocab_size:
-        wrong = next(token for token in ids if not 0 <= token < vocab_size)
-        raise InvalidRequest(f"prompt: token id {wrong} is outside the vocabulary of {vocab_size}", field="prompt")
+        at, wrong = next((at, token) for at, token in enumerate(ids) if not 0 <= token < vocab_size)
+        raise InvalidRequest(
+            f"prompt[{at}]: token id {wrong} is outside the vocabulary of {vocab_size}", field="prompt"
+        )
 
 
 def _check_priority(priority: str, tenant: Tenant) -> None:

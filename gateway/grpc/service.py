@@ -30,10 +30,10 @@ def receiving(most_bytes: int) -> ChannelOptions:
 
 class InferenceService(gateway_pb2_grpc.InferenceServiceServicer):
     """The public gRPC API over the same core as the HTTP one. A client that reads nothing for `write_timeout_s` while
-    its window is full is cut off. `most_bytes` is the largest request (0: whatever the server takes).
+    its window is full is cut off. `most_bytes` is the largest request.
     """
 
-    def __init__(self, core: Core, write_timeout_s: float, most_bytes: int = 0) -> None:
+    def __init__(self, core: Core, write_timeout_s: float, most_bytes: int) -> None:
         self._core = core
         self._write_timeout_s = write_timeout_s
         self._most_bytes = most_bytes
@@ -91,7 +91,7 @@ class InferenceService(gateway_pb2_grpc.InferenceServiceServicer):
 
     def _fitting(self, request: Message) -> Message:
         """The same. Raises PayloadTooLarge."""
-        if self._most_bytes and request.ByteSize() > self._most_bytes:
+        if request.ByteSize() > self._most_bytes:
             raise PayloadTooLarge(f"the request is larger than {self._most_bytes} bytes")
         return request
 

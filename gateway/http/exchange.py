@@ -128,7 +128,7 @@ class Watch:
     async def hangup(self, silence_s: float | None) -> None:
         """Raises ClientGone when the client hangs up before the answer is complete; else ends with the connection.
 
-        A sign of life follows each `silence_s` without a part of the answer, LEAST_SILENCE_S after another; None = none.
+        A sign of life follows each `silence_s` without a part of the answer; None = there are none.
         """
         here = True
         while here:

@@ -3,9 +3,7 @@
 import grpc
 import pytest
 
-from gateway.grpc.service import SERVICE, InferenceService, receiving
 from mesh.errors import PayloadTooLarge, error_of
-from mesh.server import Server
 from shoal.channel import MAX_MESSAGE_BYTES
 from shoal.gateway.v1 import gateway_pb2 as pb
 from shoal.gateway.v1 import gateway_pb2_grpc
@@ -15,14 +13,16 @@ MOST_BYTES = 6 << 20
 
 
 @pytest.fixture
-async def stub(mesh):
-    server = Server(
-        {SERVICE: InferenceService(mesh.gateway.core, 30, MOST_BYTES).add_to}, options=receiving(MOST_BYTES)
-    )
-    port = await server.start("127.0.0.1", 0)
-    async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+async def gateway(mesh, eventually):
+    started = await mesh.start_gateway(max_body_bytes=MOST_BYTES)
+    await eventually(lambda: not started.missing)
+    return started
+
+
+@pytest.fixture
+async def stub(gateway):
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{gateway.grpc_port}") as channel:
         yield gateway_pb2_grpc.InferenceServiceStub(channel)
-    await server.drain(0)
 
 
 def requests(characters):
@@ -42,18 +42,17 @@ async def refused(stub, call, request):
 
 
 @pytest.mark.parametrize(("call", "field"), [("Generate", "prompt"), ("Chat", "messages"), ("CountTokens", "prompt")])
-async def test_what_is_larger_than_grpcs_default_and_allowed_is_judged_by_what_is_in_it(mesh, stub, call, field):
+async def test_what_is_larger_than_grpcs_default_and_allowed_is_judged_by_what_is_in_it(stub, call, field):
     error = await refused(stub, call, requests(MAX_MESSAGE_BYTES + 1)[call])
     assert error.code() is grpc.StatusCode.INVALID_ARGUMENT
     assert (error_of(error).field, error_of(error).code) == (field, "context_length_exceeded")
 
 
 @pytest.mark.parametrize("call", ["Generate", "Chat", "CountTokens"])
-async def test_a_request_over_the_limit_has_the_code_and_the_words_of_http(mesh, stub, call):
+async def test_a_request_over_the_limit_has_the_code_and_the_words_of_http(mesh, gateway, stub, call):
     error = await refused(stub, call, requests(MOST_BYTES)[call])
     assert error.code() is grpc.StatusCode.INVALID_ARGUMENT
-    small = await mesh.start_gateway(max_body_bytes=MOST_BYTES)
-    async with mesh.http(small) as client:
+    async with mesh.http(gateway) as client:
         told = (await client.post("/v1/completions", content=b"x" * (MOST_BYTES + 1))).json()["error"]
     assert (error_of(error).message, error_of(error).code) == (told["message"], told["code"])
 

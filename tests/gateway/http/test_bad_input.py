@@ -185,6 +185,12 @@ async def test_a_value_out_of_range_is_told_with_the_range_and_as_it_was_given(m
     assert mesh.scheduler.events == []
 
 
+async def test_a_token_id_outside_the_vocabulary_is_told_with_its_position(mesh):
+    async with mesh.http() as client:
+        error = (await client.post(TEXT, json=body_of(TEXT, {"prompt": [5, 6, 49152, 7]}))).json()["error"]
+    assert error["message"] == "prompt[2]: token id 49152 is outside the vocabulary of 49152"
+
+
 async def test_unknown_models_have_openais_code(mesh, ask):
     assert (await ask(model="gpt-4")).json()["error"]["code"] == "model_not_found"
 

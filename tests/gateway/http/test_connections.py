@@ -157,6 +157,15 @@ async def test_the_longest_idle_connection_gives_way_to_a_new_one(serve, connect
         assert (await answer(reader))[0] == 200
 
 
+async def test_the_limit_is_a_setting(mesh):
+    small = await mesh.start_gateway(max_connections=1)
+    first, writer = await asyncio.open_connection("127.0.0.1", small.http_port)
+    async with mesh.http(small) as client:
+        assert (await client.get("/health")).status_code == 200
+    assert await ended(first) == b""
+    writer.close()
+
+
 async def test_where_all_are_busy_a_new_connection_is_a_503_and_the_others_go_on(
     mesh, serve, connect, play, ids_of, eventually
 ):
