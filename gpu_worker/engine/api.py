@@ -235,6 +235,9 @@ class Engine(Protocol):
     def preparing(self) -> bool:
         """Whether a step may soon have more work, though nothing is submitted: a grammar is being compiled."""
 
+    def use_leisure(self) -> None:
+        """There is time: get ready, in the background, for what nobody has asked for yet (grammars)."""
+
     def take_refused(self) -> list[tuple[Plan, ShoalError]]:
         """Plans that were submitted and turned out to be ones that can never run, since this was last asked: no event
         of them has come, nor will.

@@ -131,6 +131,9 @@ class BatchingEngine:
     def preparing(self) -> bool:
         return bool(self._preparations)
 
+    def use_leisure(self) -> None:
+        self._preparations.warm()
+
     def take_refused(self) -> list[tuple[Plan, ShoalError]]:
         refused, self._refused = self._refused, []
         return refused

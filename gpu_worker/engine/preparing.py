@@ -19,6 +19,9 @@ class Compiler(Protocol):
     def prepare(self, sampling: Sampling) -> "Future[Grammar] | None":
         """The grammar, now or later; None if none is asked for. It, or its future, may raise a ShoalError."""
 
+    def warm(self) -> None:
+        """Get ready in the background, so that the first structured answer need not wait."""
+
 
 class NoGrammars:
     """The compiler of an engine that cannot follow a grammar."""
@@ -28,6 +31,9 @@ class NoGrammars:
             field = sampling.structure[0]
             raise InvalidRequest(f"{field}: this worker gives no structured answers", field=field)
         return None
+
+    def warm(self) -> None:
+        """Nothing to do."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +53,10 @@ class Preparations:
 
     def __len__(self) -> int:
         return len(self._waiting)
+
+    def warm(self) -> None:
+        """Nobody is waiting: get ready for whoever will."""
+        self._compiler.warm()
 
     def wanted(self, sampling: Sampling) -> "Future[Grammar] | None":
         """What a request has to wait for. Raises at once what is known already: a ShoalError."""

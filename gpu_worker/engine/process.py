@@ -45,6 +45,7 @@ log = logging.getLogger(__name__)
 LOADING_STEP = 0.02  # report loading no more finely than this
 STARTED = 0.1  # of loading, before the model is opened
 PREPARING_S = 0.02  # without work, look so often whether a grammar has come
+LEISURE_S = 5.0  # without work for so long, an engine gets ready for what may come
 
 
 def run(end: socket.socket, config: EngineConfig, bulk: socket.socket | None = None) -> None:
@@ -100,10 +101,13 @@ def serve(engine: Engine, port: "_Port", window: Window | None = None) -> None:
     """
     window = window or Window(0.0, 0.0, 1)
     bulk_s, linger_s = FLOOR_S, 0.0
+    leisure_s: float | None = LEISURE_S
     while True:
         if not engine.has_work():
             window.idle()
-            port.wait(PREPARING_S if engine.preparing else None)
+            if not port.wait(PREPARING_S if engine.preparing else leisure_s) and not engine.preparing:
+                engine.use_leisure()
+                leisure_s = None
             bulk_s, linger_s = IDLE_S, LINGER_S
         if not take(engine, port, window):
             return
@@ -162,11 +166,12 @@ class _Port:
         self._frames = FramePort(end)
         self._reported = -1.0
 
-    def wait(self, within_s: float | None) -> None:
-        """Until there is something to do (a command, or a block), or the time is up."""
-        if not self._frames.holds:
-            ends = [self._frames.fileno()] if self.bulk is None else [self._frames.fileno(), self.bulk.fileno()]
-            wait(ends, within_s)
+    def wait(self, within_s: float | None) -> bool:
+        """Until there is something to do (a command, or a block), or the time is up: then False."""
+        if self._frames.holds:
+            return True
+        ends = [self._frames.fileno()] if self.bulk is None else [self._frames.fileno(), self.bulk.fileno()]
+        return bool(wait(ends, within_s))
 
     def pending(self) -> bool:
         return self._frames.pending()

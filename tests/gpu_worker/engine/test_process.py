@@ -2,6 +2,8 @@
 
 import multiprocessing
 import socket
+import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -147,6 +149,31 @@ def test_a_snapshot_tells_the_cached_blocks(engine, lab):
     snapshot = receive_until(engine, Snapshot)[-1]
     assert len(stored) == 3
     assert set(stored) <= set(snapshot.keys)
+
+
+def test_an_engine_with_nothing_to_do_gets_ready_for_grammars(lab, monkeypatch):
+    """In the background, and answers go on meanwhile."""
+    monkeypatch.setattr(process, "LEISURE_S", 0.1)
+    ours, theirs = socket.socketpair()
+    made = lab.engine()
+    press = made._preparations._compiler._press
+    loop = threading.Thread(target=process.serve, args=(made, process._Port(theirs)), daemon=True)
+    loop.start()
+    conn = FramePort(ours)
+    send(conn, Submit(lab.plan("first")))
+    ends(conn, 1)
+    assert press._thread is None
+    end_s = time.monotonic() + WAIT_S
+    while press._thread is None:
+        assert time.monotonic() < end_s, "the grammar process was never started"
+        time.sleep(0.01)
+    send(conn, Submit(lab.plan("second")))
+    assert ends(conn, 1)["second"].reason is Reason.LENGTH
+    send(conn, Shutdown())
+    loop.join(WAIT_S)
+    press.close()
+    conn.close()
+    theirs.close()
 
 
 def test_it_leaves_when_the_worker_is_gone_in_mid_answer(config, lab):
