@@ -49,7 +49,7 @@ PRESETS = {
         prefill_chunk=512,
         context_tokens=4096,
         itl_target_ms=60,
-        stretch=2.5,
+        stretch=2.25,
         stream_interval_ms=10,
     ),
     "mixed": Preset(
