@@ -54,7 +54,7 @@ class Bridge:
         self.info: EngineInfo | None = None
         self.load: EngineLoad | None = None
         self.lost = asyncio.Event()
-        self.unusable = False  # lost, and a fresh process would be, too: its model cannot be served
+        self.unusable: messages.Unusable | None = None  # lost for this, and a fresh process would be, too
         self.pulse = pulse
         self._child = child
         self._listeners = listeners

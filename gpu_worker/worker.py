@@ -20,7 +20,7 @@ from mesh.clients.board import Board
 from mesh.clients.reports import LoadState
 from mesh.process import ProcessFailed, tls_of
 from mesh.server import InFlight, Server
-from mesh.settings import SHARED_PREFIX, UNUSABLE_SETTINGS
+from mesh.settings import UNUSABLE_SETTINGS
 from mesh.telemetry import Telemetry
 from mesh.tls import GATEWAY, OPERATOR
 
@@ -73,14 +73,10 @@ class Worker:
             why_lost = await self._serve(bridge, stopping)
         line.end()
         if why_lost and bridge.unusable:
-            raise ModelUnusable(self._blaming(why_lost))
+            blamed = f"{self._settings.variable('model')} cannot be served: " if bridge.unusable == "model" else ""
+            raise ModelUnusable(f"{blamed}{why_lost}")
         if why_lost:
             raise EngineLost(f"the engine is lost: {why_lost}")
-
-    def _blaming(self, why: str) -> str:
-        """With the variable to change, unless `why` begins with one: it is the model's, as a rule."""
-        own = why.startswith(SHARED_PREFIX)
-        return why if own else f"{self._settings.variable('model')} cannot be served: {why}"
 
     async def _serve(self, bridge: Bridge, stopping: asyncio.Event) -> str:
         """Returns why the engine was lost; empty after a drain."""

@@ -107,14 +107,18 @@ class Snapshot(msgspec.Struct, frozen=True, tag=True):
     keys: list[bytes]
 
 
+Unusable = Literal["model", "setting"]
+
+
 class Fatal(msgspec.Struct, frozen=True, tag=True):
     """The engine cannot go on (it could not load, or a step broke as a whole); the process ends after it.
 
-    `unusable`: what it was told to load cannot be served, so a fresh process would fail the same way.
+    `unusable`: what it was told cannot be done, so a fresh process would fail the same way: the model cannot be served,
+    or a setting, which `message` names, leaves no room for it.
     """
 
     message: str
-    unusable: bool = False
+    unusable: Unusable | None = None
 
 
 Report = Loading | Ready | Rejected | StepDone | Snapshot | Fatal

@@ -37,7 +37,7 @@ from gpu_worker.engine.messages import (
 from gpu_worker.engine.presets import window_of
 from gpu_worker.engine.vitality import EngineBroken
 from gpu_worker.engine.window import Window
-from gpu_worker.models.errors import LoadError
+from gpu_worker.models.errors import LoadError, PoolTooSmall
 from mesh.errors import ShoalError
 
 log = logging.getLogger(__name__)
@@ -73,7 +73,7 @@ def _run(port: "_Port", config: EngineConfig) -> None:
         warm_up(engine, config.model)
         port.report_loading(1.0, "done")
     except (LoadError, ShoalError) as error:  # says all that can be done about it: no traceback, the worker logs it
-        port.send(Fatal(str(error), unusable=True))
+        port.send(Fatal(str(error), unusable="setting" if isinstance(error, PoolTooSmall) else "model"))
         return
     except (RuntimeError, MemoryError) as error:
         log.exception("the engine cannot start")
