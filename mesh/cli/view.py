@@ -18,7 +18,7 @@ from mesh.cli.state import MeshState
 from mesh.tls import TlsError
 from shoal.scheduler.v1 import scheduler_pb2
 
-QUESTION = "What is the capital of France?"
+QUESTION = "What is the capital of Japan?"
 _UNDER_WAY = ("starting", "restarting", "leaving", "draining", "stopping")
 _COLOURS = {"ready": "green", "stopped": "dim"} | dict.fromkeys(_UNDER_WAY, "yellow")
 

@@ -1,7 +1,7 @@
 """The contract of the mesh (one sub-package per service) and a thin client that needs only grpcio and protobuf.
 
     async with shoal.Client("localhost:50051") as client:
-        async for piece in client.chat("What is the capital of France?"):
+        async for piece in client.chat("What is the capital of Japan?"):
             print(piece.text, end="")
 
 Where no event loop runs, SyncClient does the same.

@@ -1,7 +1,7 @@
 """The asynchronous client of a mesh: one channel, typed answers, errors of shoal.failure.
 
     async with shoal.Client("localhost:50051") as client:
-        async for piece in client.chat("What is the capital of France?", temperature=0):
+        async for piece in client.chat("What is the capital of Japan?", temperature=0):
             print(piece.text, end="")
 
 shoal.SyncClient is its synchronous twin. What is asked and what is understood is in shoal.request and shoal.reading;

@@ -3,7 +3,7 @@
 Use it where no event loop runs:
 
     with shoal.SyncClient("localhost:50051") as client:
-        for piece in client.chat("What is the capital of France?", temperature=0):
+        for piece in client.chat("What is the capital of Japan?", temperature=0):
             print(piece.text, end="")
 """
 

@@ -15,7 +15,7 @@ import shoal
 pytestmark = pytest.mark.timeout(3600)
 Eventually = Callable[..., Awaitable[object]]
 MODEL = "smollm2-135m"
-QUESTION = "What is the capital of France?"
+QUESTION = "What is the capital of Japan?"
 STORY = "Write a long story about a shoal of fish that crosses the ocean."
 RUNNING = 'shoal_worker_sequences{state="running"}'
 # Fault B21's streams: more than the workers run at once, so that some wait in the scheduler.
@@ -95,10 +95,10 @@ async def test_every_gateway_answers_over_http_and_grpc(mesh: Any) -> None:
     for gateway in mesh.of("gateway"):
         async with httpx.AsyncClient(timeout=60) as client:
             answer = (await client.post(f"{gateway.url}/v1/chat/completions", json=body)).json()
-        assert "Paris" in answer["choices"][0]["message"]["content"]
+        assert "Tokyo" in answer["choices"][0]["message"]["content"]
         async with shoal.Client(gateway.address(50051)) as grpc_client:
             pieces = [piece.text async for piece in grpc_client.chat(QUESTION, model=MODEL, temperature=0)]
-        assert "Paris" in "".join(pieces)
+        assert "Tokyo" in "".join(pieces)
 
 
 async def test_prometheus_scrapes_every_replica_of_all_four_services(mesh: Any, eventually: Eventually) -> None:
@@ -179,7 +179,7 @@ async def test_a_stopped_gateway_refuses_what_is_new_and_ends_what_is_too_long_i
     url, answers = stopped.url, [Answer() for _ in range(3)]
     async with asyncio.TaskGroup() as group:
         for answer in answers:
-            group.create_task(complete(url, STORY, 2000, answer))
+            group.create_task(complete(url, STORY, 5000, answer))
         await eventually(lambda: all(answer.text for answer in answers), timeout_s=60)
         stopping = group.create_task(asyncio.to_thread(stopped.stop))
         async with httpx.AsyncClient(timeout=10) as client:
